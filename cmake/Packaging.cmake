@@ -1,0 +1,3 @@
+include(GNUInstallDirs)
+install(TARGETS moeplan RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+install(DIRECTORY specs schemas DESTINATION ${CMAKE_INSTALL_DATADIR}/moeplan)
