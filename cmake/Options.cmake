@@ -17,10 +17,10 @@ option(MOEPLAN_WERROR "Warnings are errors" OFF)
 set(MOEPLAN_SANITIZE "" CACHE STRING "address,undefined or thread: whole-program sanitizers")
 set(MOEPLAN_CUDA_ARCHITECTURES "90a-real" CACHE STRING "GPU architectures of the CUDA module")
 
-# Warnings and sanitizers of our own code; every target of ours links this privately.
+# Warnings and sanitizers of our own code; every target of ours links this privately. (-Wno-restrict: GCC 12 bug 105651.)
 add_library(moeplan_flags INTERFACE)
 target_compile_options(moeplan_flags INTERFACE
-  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wno-missing-field-initializers -ffp-contract=off>
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wno-missing-field-initializers -Wno-restrict -ffp-contract=off>
   $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${MOEPLAN_WERROR}>>:-Werror>)
 if(MOEPLAN_SANITIZE)
   add_compile_options(-fsanitize=${MOEPLAN_SANITIZE} -fno-omit-frame-pointer)

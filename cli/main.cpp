@@ -1,0 +1,56 @@
+/// The binary: parse the words, run one subcommand, turn what was thrown into the exit status of the contract.
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <exception>
+
+#include "cli/command.hpp"
+#include "core/errors.hpp"
+#include "core/version.hpp"
+
+namespace moeplan::cli {
+namespace {
+
+/// The subcommands, in the order of the data flow. Each is one source file in cli/.
+constexpr AddCommand kCommands[] = {
+    // clang-format off
+    // clang-format on
+    nullptr,
+};
+
+int run(int argc, char** argv) {
+    CLI::App app("moeplan: how long does one training step of this MoE model take on this cluster, laid out like this?\n"
+                 "Example: moeplan plan --model mixtral-8x7b --cluster dgx-h100:8", "moeplan");
+    app.set_version_flag("--version", std::string("moeplan ") + kVersion);
+    app.require_subcommand(1);
+    Run chosen;
+    for (const AddCommand add : kCommands)
+        if (add) add(app, chosen);
+    try {
+        app.parse(argc, argv);
+    } catch (const CLI::ParseError& error) {
+        if (error.get_exit_code() == 0) return app.exit(error);      // --help, --version
+        std::fprintf(stderr, "moeplan: %s\n", error.what());
+        return kWrongInput;
+    }
+    return chosen ? chosen() : kWrongInput;
+}
+
+}  // namespace
+}  // namespace moeplan::cli
+
+int main(int argc, char** argv) {
+    using namespace moeplan;
+    try {
+        return cli::run(argc, argv);
+    } catch (const InputError& error) {
+        std::fprintf(stderr, "moeplan: %s\n", error.what());
+        return cli::kWrongInput;
+    } catch (const EnvironmentError& error) {
+        std::fprintf(stderr, "moeplan: %s\n", error.what());
+        return cli::kMachineLacks;
+    } catch (const std::exception& error) {
+        std::fprintf(stderr, "moeplan: internal error: %s\nPlease report this with the command that led to it.\n", error.what());
+        return 70;
+    }
+}
