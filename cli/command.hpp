@@ -1,9 +1,12 @@
 #pragma once
-/// A subcommand: it adds its words to the parser and leaves a function to run. One source file a subcommand.
+/// A subcommand: it adds its words to the parser and leaves a function to run. One source file a
+/// subcommand.
 
 #include <functional>
 
-namespace CLI { class App; }
+namespace CLI {
+class App;
+}
 
 namespace moeplan::cli {
 

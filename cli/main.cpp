@@ -1,4 +1,5 @@
-/// The binary: parse the words, run one subcommand, turn what was thrown into the exit status of the contract.
+/// The binary: parse the words, run one subcommand, turn what was thrown into the exit status of
+/// the contract.
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
@@ -19,8 +20,11 @@ constexpr AddCommand kCommands[] = {
 };
 
 int run(int argc, char** argv) {
-    CLI::App app("moeplan: how long does one training step of this MoE model take on this cluster, laid out like this?\n"
-                 "Example: moeplan plan --model mixtral-8x7b --cluster dgx-h100:8", "moeplan");
+    CLI::App app(
+        "moeplan: how long does one training step of this MoE model take on this cluster, laid out "
+        "like this?\n"
+        "Example: moeplan plan --model mixtral-8x7b --cluster dgx-h100:8",
+        "moeplan");
     app.set_version_flag("--version", std::string("moeplan ") + kVersion);
     app.require_subcommand(1);
     Run chosen;
@@ -29,7 +33,7 @@ int run(int argc, char** argv) {
     try {
         app.parse(argc, argv);
     } catch (const CLI::ParseError& error) {
-        if (error.get_exit_code() == 0) return app.exit(error);      // --help, --version
+        if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
         std::fprintf(stderr, "moeplan: %s\n", error.what());
         return kWrongInput;
     }
@@ -50,7 +54,10 @@ int main(int argc, char** argv) {
         std::fprintf(stderr, "moeplan: %s\n", error.what());
         return cli::kMachineLacks;
     } catch (const std::exception& error) {
-        std::fprintf(stderr, "moeplan: internal error: %s\nPlease report this with the command that led to it.\n", error.what());
+        std::fprintf(
+            stderr,
+            "moeplan: internal error: %s\nPlease report this with the command that led to it.\n",
+            error.what());
         return 70;
     }
 }

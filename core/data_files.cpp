@@ -24,7 +24,8 @@ fs::path data_folder() {
     std::error_code error;
     for (const auto& place : places)
         if (fs::is_directory(place / "specs", error)) return place;
-    throw EnvironmentError("the shipped files (specs/) were not found beside " + own_binary().string() +
+    throw EnvironmentError("the shipped files (specs/) were not found beside " +
+                           own_binary().string() +
                            "; set MOEPLAN_DATA to the folder that holds specs/");
 }
 
@@ -37,16 +38,21 @@ std::vector<std::string> shipped_names(const std::string& folder) {
     return out;
 }
 
-fs::path shipped_file(const std::string& folder, const std::string& name) { return data_folder() / folder / (name + ".json"); }
+fs::path shipped_file(const std::string& folder, const std::string& name) {
+    return data_folder() / folder / (name + ".json");
+}
 
-fs::path shipped_or_file(const std::string& flag, const std::string& folder, const std::string& name_or_file) {
+fs::path shipped_or_file(const std::string& flag, const std::string& folder,
+                         const std::string& name_or_file) {
     const auto names = shipped_names(folder);
-    if (std::find(names.begin(), names.end(), name_or_file) != names.end()) return shipped_file(folder, name_or_file);
+    if (std::find(names.begin(), names.end(), name_or_file) != names.end())
+        return shipped_file(folder, name_or_file);
     std::error_code error;
     if (fs::exists(name_or_file, error)) return name_or_file;
     const std::string near = nearest_word(name_or_file, names);
     throw InputError(flag, "", "\"" + name_or_file + "\"",
-                     near.empty() ? "a file, or one of the shipped names: " + join(names, ", ") : "a file or a shipped name (\"" + near + "\" perhaps)");
+                     near.empty() ? "a file, or one of the shipped names: " + join(names, ", ")
+                                  : "a file or a shipped name (\"" + near + "\" perhaps)");
 }
 
 }  // namespace moeplan

@@ -1,5 +1,6 @@
 #pragma once
-/// SHA-256 (FIPS 180-4): every report carries a digest of its inputs, every corpus file one of its content.
+/// SHA-256 (FIPS 180-4): every report carries a digest of its inputs, every corpus file one of its
+/// content.
 
 #include <array>
 #include <cstddef>
@@ -14,7 +15,7 @@ class Digest {
   public:
     Digest();
     Digest& add(std::string_view bytes);
-    std::string hex();      ///< 64 hexadecimal digits; ends the digest
+    std::string hex();  ///< 64 hexadecimal digits; ends the digest
 
   private:
     void block(const unsigned char* bytes);
@@ -24,6 +25,7 @@ class Digest {
 };
 
 std::string digest_of(std::string_view bytes);
-std::string digest_of_file(const std::filesystem::path& file);  ///< @throws InputError if it cannot be read
+std::string digest_of_file(
+    const std::filesystem::path& file);  ///< @throws InputError if it cannot be read
 
 }  // namespace moeplan

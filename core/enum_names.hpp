@@ -12,7 +12,8 @@ namespace moeplan {
 template <class E>
 using EnumNames = std::vector<std::pair<E, std::string_view>>;
 
-/// The table of an enumeration; specialised beside it. Several names may map to one value: the first is written.
+/// The table of an enumeration; specialised beside it. Several names may map to one value: the
+/// first is written.
 template <class E>
 const EnumNames<E>& enum_names();
 

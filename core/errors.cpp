@@ -16,7 +16,8 @@ std::string sentence(const std::string& file, const std::string& field, const st
 
 }  // namespace
 
-InputError::InputError(std::string file_, std::string field_, std::string value_, std::string expected_)
+InputError::InputError(std::string file_, std::string field_, std::string value_,
+                       std::string expected_)
     : std::runtime_error(sentence(file_, field_, value_, expected_)),
       file(std::move(file_)),
       field(std::move(field_)),

@@ -1,5 +1,6 @@
 #pragma once
-/// The two ways something outside our control goes wrong. A layout that does not fit is an answer, not an error
+/// The two ways something outside our control goes wrong. A layout that does not fit is an answer,
+/// not an error
 /// (`model/check.hpp`); a broken invariant of ours is an `assert`.
 
 #include <stdexcept>

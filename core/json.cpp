@@ -14,7 +14,8 @@
 namespace moeplan {
 namespace {
 
-constexpr std::size_t kMostBytes = std::size_t{1} << 30;   // a JSON file beyond 1 GiB is not one of ours
+constexpr std::size_t kMostBytes = std::size_t{1}
+                                   << 30;  // a JSON file beyond 1 GiB is not one of ours
 constexpr int kMostNesting = 200;
 
 /// What stands at a place, short enough for a message.
@@ -28,9 +29,12 @@ std::string shown(const Json& value) {
 std::string escaped(std::string_view key) {
     std::string out;
     for (const char c : key) {
-        if (c == '~') out += "~0";
-        else if (c == '/') out += "~1";
-        else out += c;
+        if (c == '~')
+            out += "~0";
+        else if (c == '/')
+            out += "~1";
+        else
+            out += c;
     }
     return out;
 }
@@ -38,40 +42,50 @@ std::string escaped(std::string_view key) {
 Json parse(std::string_view text, const std::string& name) {
     int depth = 0;
     bool quoted = false;
-    for (std::size_t i = 0; i < text.size(); ++i) {     // a parser's recursion must not be at a hostile file's mercy
+    for (std::size_t i = 0; i < text.size();
+         ++i) {  // a parser's recursion must not be at a hostile file's mercy
         const char c = text[i];
         if (quoted) {
-            if (c == '\\') ++i;
-            else if (c == '"') quoted = false;
-        } else if (c == '"') quoted = true;
-        else if (c == '[' || c == '{') { if (++depth > kMostNesting) throw InputError(name, "", "nesting deeper than 200", "a plain JSON file"); }
-        else if (c == ']' || c == '}') --depth;
+            if (c == '\\')
+                ++i;
+            else if (c == '"')
+                quoted = false;
+        } else if (c == '"')
+            quoted = true;
+        else if (c == '[' || c == '{') {
+            if (++depth > kMostNesting)
+                throw InputError(name, "", "nesting deeper than 200", "a plain JSON file");
+        } else if (c == ']' || c == '}')
+            --depth;
     }
     try {
         return Json::parse(text);
     } catch (const nlohmann::json::exception& error) {
         std::string what = error.what();
-        if (const auto at = what.find("parse error"); at != std::string::npos) what = what.substr(at);
+        if (const auto at = what.find("parse error"); at != std::string::npos)
+            what = what.substr(at);
         throw InputError(name, "", "", "valid JSON (" + what + ")");
     }
 }
 
 }  // namespace
 
-JsonReader::JsonReader(std::shared_ptr<const std::string> file, std::shared_ptr<const Json> root, std::string pointer,
-                       const Json* value)
+JsonReader::JsonReader(std::shared_ptr<const std::string> file, std::shared_ptr<const Json> root,
+                       std::string pointer, const Json* value)
     : file_(std::move(file)), root_(std::move(root)), pointer_(std::move(pointer)), value_(value) {}
 
 JsonReader JsonReader::from_file(const std::filesystem::path& file) {
     std::error_code error;
-    if (std::filesystem::is_directory(file, error)) throw InputError(file.string(), "", "a folder", "a JSON file");
+    if (std::filesystem::is_directory(file, error))
+        throw InputError(file.string(), "", "a folder", "a JSON file");
     std::ifstream in(file, std::ios::binary);
     if (!in) throw InputError(file.string(), "", "", "a readable file");
     std::string text;
     char buffer[1 << 16];
     while (in.read(buffer, sizeof buffer) || in.gcount() > 0) {
         text.append(buffer, static_cast<std::size_t>(in.gcount()));
-        if (text.size() > kMostBytes) throw InputError(file.string(), "", "over 1 GiB", "a smaller JSON file");
+        if (text.size() > kMostBytes)
+            throw InputError(file.string(), "", "over 1 GiB", "a smaller JSON file");
     }
     return from_text(text, file.string());
 }
@@ -84,7 +98,8 @@ JsonReader JsonReader::from_text(std::string_view text, std::string name) {
 JsonReader JsonReader::from_value(Json value, std::string name) {
     auto root = std::make_shared<const Json>(std::move(value));
     const Json* at = root.get();
-    return JsonReader(std::make_shared<const std::string>(std::move(name)), std::move(root), "", at);
+    return JsonReader(std::make_shared<const std::string>(std::move(name)), std::move(root), "",
+                      at);
 }
 
 bool JsonReader::is_object() const { return value_->is_object(); }
@@ -112,7 +127,8 @@ std::optional<JsonReader> JsonReader::find(std::string_view key) const {
 JsonReader JsonReader::at(std::string_view key) const {
     if (!value_->is_object()) fail("an object with \"" + std::string(key) + "\"");
     const auto found = value_->find(std::string(key));
-    if (found == value_->end()) throw InputError(*file_, pointer_ + "/" + escaped(key), "missing", "a value");
+    if (found == value_->end())
+        throw InputError(*file_, pointer_ + "/" + escaped(key), "missing", "a value");
     return JsonReader(file_, root_, pointer_ + "/" + escaped(key), &*found);
 }
 
@@ -134,24 +150,32 @@ std::vector<JsonReader> JsonReader::items() const {
 std::vector<std::pair<std::string, JsonReader>> JsonReader::members() const {
     if (!value_->is_object()) fail("an object");
     std::vector<std::pair<std::string, JsonReader>> out;
-    for (const auto& [key, value] : value_->items()) out.emplace_back(key, JsonReader(file_, root_, pointer_ + "/" + escaped(key), &value));
+    for (const auto& [key, value] : value_->items())
+        out.emplace_back(key, JsonReader(file_, root_, pointer_ + "/" + escaped(key), &value));
     return out;
 }
 
 long long JsonReader::integer(long long least, long long most) const {
     const auto range = [&] {
-        const bool below = least != std::numeric_limits<long long>::min(), above = most < std::numeric_limits<int>::max();
-        if (below && above) return "an integer " + std::to_string(least) + " … " + std::to_string(most);
+        const bool below = least != std::numeric_limits<long long>::min(),
+                   above = most < std::numeric_limits<int>::max();
+        if (below && above)
+            return "an integer " + std::to_string(least) + " … " + std::to_string(most);
         if (below) return "an integer of at least " + std::to_string(least);
         return std::string("an integer");
     };
     if (value_->is_number_float()) {
         const double x = value_->get<double>();
-        if (x != std::floor(x) || std::abs(x) > 9e15 || x < static_cast<double>(least) || x > static_cast<double>(most)) fail(range());
+        if (x != std::floor(x) || std::abs(x) > 9e15 || x < static_cast<double>(least) ||
+            x > static_cast<double>(most))
+            fail(range());
         return static_cast<long long>(x);
     }
     if (!value_->is_number_integer()) fail(range());
-    if (value_->is_number_unsigned() && value_->get<unsigned long long>() > static_cast<unsigned long long>(std::numeric_limits<long long>::max())) fail(range());
+    if (value_->is_number_unsigned() &&
+        value_->get<unsigned long long>() >
+            static_cast<unsigned long long>(std::numeric_limits<long long>::max()))
+        fail(range());
     const auto x = value_->get<long long>();
     if (x < least || x > most) fail(range());
     return x;
@@ -177,14 +201,14 @@ std::string JsonReader::text() const {
     return value_->get<std::string>();
 }
 
-#define MOEPLAN_READ_QUANTITY(type, name, parse, example)                        \
-    type JsonReader::name() const {                                              \
-        if (!value_->is_string()) fail("a value with its unit, as " example);    \
-        try {                                                                    \
-            return parse(value_->get<std::string>());                            \
-        } catch (const std::invalid_argument& error) {                           \
-            fail(error.what());                                                  \
-        }                                                                        \
+#define MOEPLAN_READ_QUANTITY(type, name, parse, example)                     \
+    type JsonReader::name() const {                                           \
+        if (!value_->is_string()) fail("a value with its unit, as " example); \
+        try {                                                                 \
+            return parse(value_->get<std::string>());                         \
+        } catch (const std::invalid_argument& error) {                        \
+            fail(error.what());                                               \
+        }                                                                     \
     }
 MOEPLAN_READ_QUANTITY(Seconds, seconds, parse_seconds, "\"2 us\"")
 MOEPLAN_READ_QUANTITY(Bytes, bytes, parse_bytes, "\"80 GB\"")
@@ -214,7 +238,9 @@ void JsonReader::refuse_unknown(std::initializer_list<std::string_view> known) c
     std::vector<std::string> names(known.begin(), known.end());
     for (const auto& [key, value] : value_->items()) {
         if (std::find(names.begin(), names.end(), key) != names.end()) continue;
-        if (pointer_.empty() && (key == "$schema" || key == "version" || key == "made" || key.starts_with("_"))) continue;
+        if (pointer_.empty() &&
+            (key == "$schema" || key == "version" || key == "made" || key.starts_with("_")))
+            continue;
         const std::string near = nearest_word(key, names);
         throw InputError(*file_, pointer_ + "/" + escaped(key), "an unknown key",
                          near.empty() ? "one of " + join(names, ", ") : "\"" + near + "\" perhaps");

@@ -17,11 +17,16 @@ PendingFile::PendingFile(fs::path target) : target_(std::move(target)) {
     const fs::path folder = target_.has_parent_path() ? target_.parent_path() : fs::path(".");
     std::error_code error;
     if (!fs::is_directory(folder, error))
-        throw InputError(target_.string(), "", "", "a file in an existing folder; " + folder.string() + " is none");
-    if (fs::is_directory(target_, error)) throw InputError(target_.string(), "", "a folder", "a file name");
+        throw InputError(target_.string(), "", "",
+                         "a file in an existing folder; " + folder.string() + " is none");
+    if (fs::is_directory(target_, error))
+        throw InputError(target_.string(), "", "a folder", "a file name");
     if (access(folder.c_str(), W_OK) != 0)
-        throw InputError(target_.string(), "", "", "a folder that can be written (" + std::string(std::strerror(errno)) + ")");
-    temporary_ = folder / ("." + target_.filename().string() + "." + std::to_string(getpid()) + ".part");
+        throw InputError(
+            target_.string(), "", "",
+            "a folder that can be written (" + std::string(std::strerror(errno)) + ")");
+    temporary_ =
+        folder / ("." + target_.filename().string() + "." + std::to_string(getpid()) + ".part");
 }
 
 PendingFile::~PendingFile() {
@@ -31,7 +36,8 @@ PendingFile::~PendingFile() {
 
 void PendingFile::keep() {
     if (std::rename(temporary_.c_str(), target_.c_str()) != 0)
-        throw InputError(target_.string(), "", "", "a file that can be replaced (" + std::string(std::strerror(errno)) + ")");
+        throw InputError(target_.string(), "", "",
+                         "a file that can be replaced (" + std::string(std::strerror(errno)) + ")");
     kept_ = true;
 }
 
@@ -42,7 +48,8 @@ void write_whole(const fs::path& file, std::string_view content) {
         return;
     }
     std::error_code error;
-    if (fs::exists(file, error) && !fs::is_regular_file(file, error) && !fs::is_directory(file, error)) {
+    if (fs::exists(file, error) && !fs::is_regular_file(file, error) &&
+        !fs::is_directory(file, error)) {
         // A device or a pipe (/dev/null, /dev/stdout) cannot be replaced: write into it.
         std::ofstream out(file, std::ios::binary);
         out.write(content.data(), static_cast<std::streamsize>(content.size()));
@@ -53,7 +60,9 @@ void write_whole(const fs::path& file, std::string_view content) {
         std::ofstream out(pending.temporary(), std::ios::binary);
         out.write(content.data(), static_cast<std::streamsize>(content.size()));
         out.flush();
-        if (!out) throw InputError(file.string(), "", "", "room to write (" + std::string(std::strerror(errno)) + ")");
+        if (!out)
+            throw InputError(file.string(), "", "",
+                             "room to write (" + std::string(std::strerror(errno)) + ")");
     }
     pending.keep();
 }

@@ -10,10 +10,12 @@ namespace moeplan {
 /// @throws InputError  if the folder is missing or cannot be written; nothing is left behind
 void write_whole(const std::filesystem::path& file, std::string_view content);
 
-/// For writers of other libraries (HDF5): write to `temporary()`, then `keep()`. Unkept files vanish with the object.
+/// For writers of other libraries (HDF5): write to `temporary()`, then `keep()`. Unkept files
+/// vanish with the object.
 class PendingFile {
   public:
-    explicit PendingFile(std::filesystem::path target);   ///< @throws InputError if its folder cannot be written
+    explicit PendingFile(
+        std::filesystem::path target);  ///< @throws InputError if its folder cannot be written
     PendingFile(const PendingFile&) = delete;
     PendingFile& operator=(const PendingFile&) = delete;
     ~PendingFile();

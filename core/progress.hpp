@@ -1,5 +1,6 @@
 #pragma once
-/// How long work tells the one who waits how far it is. Library code calls it and prints nothing itself.
+/// How long work tells the one who waits how far it is. Library code calls it and prints nothing
+/// itself.
 
 #include <functional>
 #include <string_view>

@@ -19,7 +19,9 @@ std::uint64_t draw(Seed seed, std::string_view name, std::uint64_t index) {
     return mix(state ^ mix(index + name.size()));
 }
 
-Seed derive(Seed seed, std::string_view name, std::uint64_t index) { return {draw(seed, name, index)}; }
+Seed derive(Seed seed, std::string_view name, std::uint64_t index) {
+    return {draw(seed, name, index)};
+}
 
 std::uint64_t DrawStream::bits() {
     const std::uint64_t out = mix(state_);
@@ -31,7 +33,8 @@ double DrawStream::uniform() { return static_cast<double>(bits() >> 11) * 0x1p-5
 
 std::uint64_t DrawStream::below(std::uint64_t n) {
     assert(n >= 1);
-    const std::uint64_t limit = ~std::uint64_t{0} - (~std::uint64_t{0} % n + 1) % n;  // largest multiple of n, minus 1
+    const std::uint64_t limit =
+        ~std::uint64_t{0} - (~std::uint64_t{0} % n + 1) % n;  // largest multiple of n, minus 1
     std::uint64_t value = bits();
     while (value > limit) value = bits();
     return value % n;

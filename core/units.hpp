@@ -1,6 +1,6 @@
 #pragma once
-/// Units as types: an amount carries the exponents of byte, second and flop, so that dividing `Bytes` by
-/// `BytesPerSecond` *is* `Seconds`, and the other way round does not compile.
+/// Units as types: an amount carries the exponents of byte, second and flop, so that dividing
+/// `Bytes` by `BytesPerSecond` *is* `Seconds`, and the other way round does not compile.
 
 #include <compare>
 
@@ -14,10 +14,22 @@ struct Quantity {
     constexpr auto operator<=>(const Quantity&) const = default;
 
     constexpr Quantity operator-() const { return {-value}; }
-    constexpr Quantity& operator+=(Quantity other) { value += other.value; return *this; }
-    constexpr Quantity& operator-=(Quantity other) { value -= other.value; return *this; }
-    constexpr Quantity& operator*=(double factor) { value *= factor; return *this; }
-    constexpr Quantity& operator/=(double factor) { value /= factor; return *this; }
+    constexpr Quantity& operator+=(Quantity other) {
+        value += other.value;
+        return *this;
+    }
+    constexpr Quantity& operator-=(Quantity other) {
+        value -= other.value;
+        return *this;
+    }
+    constexpr Quantity& operator*=(double factor) {
+        value *= factor;
+        return *this;
+    }
+    constexpr Quantity& operator/=(double factor) {
+        value /= factor;
+        return *this;
+    }
     friend constexpr Quantity operator+(Quantity a, Quantity b) { return {a.value + b.value}; }
     friend constexpr Quantity operator-(Quantity a, Quantity b) { return {a.value - b.value}; }
     friend constexpr Quantity operator*(Quantity a, double b) { return {a.value * b}; }
@@ -43,14 +55,18 @@ constexpr auto operator/(Quantity<B1, S1, F1> a, Quantity<B2, S2, F2> b) {
 
 using Bytes = Quantity<1, 0, 0>;
 using Seconds = Quantity<0, 1, 0>;
-using Flops = Quantity<0, 0, 1>;                ///< an amount of work, not a rate
+using Flops = Quantity<0, 0, 1>;  ///< an amount of work, not a rate
 using BytesPerSecond = Quantity<1, -1, 0>;
 using FlopsPerSecond = Quantity<0, -1, 1>;
 
 namespace literals {
-#define MOEPLAN_LITERAL(suffix, type, factor)                                                     \
-    constexpr type operator""_##suffix(long double x) { return {static_cast<double>(x) * (factor)}; } \
-    constexpr type operator""_##suffix(unsigned long long x) { return {static_cast<double>(x) * (factor)}; }
+#define MOEPLAN_LITERAL(suffix, type, factor)                  \
+    constexpr type operator""_##suffix(long double x) {        \
+        return {static_cast<double>(x) * (factor)};            \
+    }                                                          \
+    constexpr type operator""_##suffix(unsigned long long x) { \
+        return {static_cast<double>(x) * (factor)};            \
+    }
 MOEPLAN_LITERAL(s, Seconds, 1.0)
 MOEPLAN_LITERAL(ms, Seconds, 1e-3)
 MOEPLAN_LITERAL(us, Seconds, 1e-6)
@@ -67,7 +83,7 @@ MOEPLAN_LITERAL(TBps, BytesPerSecond, 1e12)
 MOEPLAN_LITERAL(Gbps, BytesPerSecond, 1e9 / 8)
 MOEPLAN_LITERAL(GFlop, Flops, 1e9)
 MOEPLAN_LITERAL(TFlop, Flops, 1e12)
-MOEPLAN_LITERAL(TFlops, FlopsPerSecond, 1e12)   ///< TFlop/s
+MOEPLAN_LITERAL(TFlops, FlopsPerSecond, 1e12)  ///< TFlop/s
 #undef MOEPLAN_LITERAL
 }  // namespace literals
 

@@ -16,7 +16,7 @@ enum class Severity { broken, warning, assumption };
 struct Finding {
     Severity severity = Severity::broken;
     std::string rule, detail, key, value;
-    std::vector<std::string> nearest;      ///< layouts or values near the asked one that would do
+    std::vector<std::string> nearest;  ///< layouts or values near the asked one that would do
     bool operator==(const Finding&) const = default;
 };
 
@@ -28,10 +28,12 @@ struct StageMemory {
 };
 
 /// @param world_size  GPUs at hand; ≤ 0: unknown, rules about it are left out
-std::vector<Finding> check_layout(const ModelSpec&, const ParallelLayout&, const StepSchedule&, int world_size);
+std::vector<Finding> check_layout(const ModelSpec&, const ParallelLayout&, const StepSchedule&,
+                                  int world_size);
 
 /// @param hot_rank_load  load of the busiest expert rank over the mean (1 = balanced)
 /// @return one entry a stage, [pipeline_parallel_size]
-std::vector<StageMemory> memory_by_stage(const ModelSpec&, const ParallelLayout&, const StepSchedule&, double hot_rank_load = 1);
+std::vector<StageMemory> memory_by_stage(const ModelSpec&, const ParallelLayout&,
+                                         const StepSchedule&, double hot_rank_load = 1);
 
 }  // namespace moeplan

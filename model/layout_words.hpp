@@ -1,5 +1,6 @@
 #pragma once
-/// A layout as people give it: a file, and flags that replace or refine it. What they left out is assumed by stated rules.
+/// A layout as people give it: a file, and flags that replace or refine it. What they left out is
+/// assumed by stated rules.
 
 #include <map>
 #include <optional>
@@ -13,26 +14,34 @@
 
 namespace moeplan {
 
-/// The words of a layout: JSON keys = the flags' names with `_` for `-` ("micro_batch" → "4"). Values as text; lists with commas.
+/// The words of a layout: JSON keys = the flags' names with `_` for `-` ("micro_batch" → "4").
+/// Values as text; lists with commas.
 using LayoutWords = std::map<std::string, std::string>;
 
-/// @param name_or_file  own JSON (keys = flags), a Megatron layout string (`Et|(tt|)*30mL`), or a Megatron launch script's layout part
+/// @param name_or_file  own JSON (keys = flags), a Megatron layout string (`Et|(tt|)*30mL`), or a
+/// Megatron launch script's layout part
 LayoutWords read_layout_words(const std::string& name_or_file);
 /// The flags that make up a layout, with one line of help each: the CLI offers exactly these.
-struct LayoutFlag { std::string key, help; bool is_switch = false; };
+struct LayoutFlag {
+    std::string key, help;
+    bool is_switch = false;
+};
 const std::vector<LayoutFlag>& layout_flags();
 
 struct ResolvedLayout {
     ParallelLayout layout;
     StepSchedule schedule;
-    std::vector<Finding> assumed;              ///< what the user left out and what was taken for it
-    std::vector<Finding> broken;               ///< words that contradict each other or the world size (nothing silently mended)
-    std::map<std::string, std::string> framework_words;   ///< what only a framework's rules need
+    std::vector<Finding> assumed;  ///< what the user left out and what was taken for it
+    std::vector<Finding>
+        broken;  ///< words that contradict each other or the world size (nothing silently mended)
+    std::map<std::string, std::string> framework_words;  ///< what only a framework's rules need
 };
 
-/// Fill in what is missing (dp from the world size; etp by the framework's rule: Megatron without the flag takes ETP = TP; micro-batch 1; …).
+/// Fill in what is missing (dp from the world size; etp by the framework's rule: Megatron without
+/// the flag takes ETP = TP; micro-batch 1; …).
 /// @param world_size  GPUs of the cluster; empty if no cluster was named
-ResolvedLayout resolve_layout(const LayoutWords& words, const ModelSpec& model, std::optional<int> world_size);
+ResolvedLayout resolve_layout(const LayoutWords& words, const ModelSpec& model,
+                              std::optional<int> world_size);
 
 /// The flags' names again, complete: what `plan` writes and `--layout` reads.
 Json layout_to_json(const ParallelLayout&, const StepSchedule&);

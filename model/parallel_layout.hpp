@@ -9,17 +9,19 @@ namespace moeplan {
 
 struct ParallelLayout {
     int tensor_parallel_size = 1, context_parallel_size = 1;
-    int pipeline_parallel_size = 1, data_parallel_size = 1;   ///< dp counts attention's replicas: world = tp·cp·pp·dp
+    int pipeline_parallel_size = 1,
+        data_parallel_size = 1;  ///< dp counts attention's replicas: world = tp·cp·pp·dp
     int expert_parallel_size = 1, expert_tensor_parallel_size = 1;
     bool operator==(const ParallelLayout&) const = default;
 };
 
-int world_size(const ParallelLayout&);                        ///< tp·cp·pp·dp
+int world_size(const ParallelLayout&);  ///< tp·cp·pp·dp
 /// Replicas of one expert shard: tp·cp·dp / (ep·etp). Whole by the rules of `check_layout`.
 int expert_data_parallel_size(const ParallelLayout&);
 
-/// Where a rank stands. Megatron's default order, innermost first: tp, cp, dp, pp for attention; etp, ep, expert-dp, pp for experts.
-/// A rank has one attention place and one expert place; the pipeline stage is the same in both.
+/// Where a rank stands. Megatron's default order, innermost first: tp, cp, dp, pp for attention;
+/// etp, ep, expert-dp, pp for experts. A rank has one attention place and one expert place; the
+/// pipeline stage is the same in both.
 struct RankPlace {
     int tensor = 0, context = 0, data = 0, stage = 0;
     int expert_tensor = 0, expert = 0, expert_data = 0;
@@ -27,7 +29,16 @@ struct RankPlace {
 };
 RankPlace place_of(const ParallelLayout&, int rank);
 
-enum class GroupKind { tensor, context, data, data_context, pipeline, expert, expert_tensor, expert_data };
+enum class GroupKind {
+    tensor,
+    context,
+    data,
+    data_context,
+    pipeline,
+    expert,
+    expert_tensor,
+    expert_data
+};
 /// The ranks, ascending, of the group of this kind that `rank` belongs to (itself included).
 std::vector<int> group_of(const ParallelLayout&, GroupKind, int rank);
 

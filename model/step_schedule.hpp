@@ -18,7 +18,8 @@ enum class Dispatcher : std::uint8_t { all_gather, all_to_all, deduplicating };
 
 struct Recompute {
     bool full = false;
-    std::set<std::string> modules;      ///< selective: core_attn, moe_act, layernorm, mla_up_proj, mlp, moe, shared_experts
+    std::set<std::string> modules;  ///< selective: core_attn, moe_act, layernorm, mla_up_proj, mlp,
+                                    ///< moe, shared_experts
     bool operator==(const Recompute&) const = default;
 };
 struct Overlap {
@@ -33,12 +34,13 @@ struct SoftwareState {
 };
 
 struct StepSchedule {
-    int sequence_length = 4096, micro_batch_size = 1, num_micro_batches = 1, virtual_pipeline_size = 1;
+    int sequence_length = 4096, micro_batch_size = 1, num_micro_batches = 1,
+        virtual_pipeline_size = 1;
     Precision precision = Precision::bf16;
     NumberFormat main_gradients = NumberFormat::f32;
     bool sequence_parallel = false;
     Pipeline pipeline = Pipeline::one_f_one_b;
-    std::vector<int> stage_layers;      ///< layers of each (virtual) stage in order; empty: even
+    std::vector<int> stage_layers;  ///< layers of each (virtual) stage in order; empty: even
     Sharding sharding = Sharding::zero1;
     Recompute recompute;
     Overlap overlap;
@@ -47,12 +49,15 @@ struct StepSchedule {
     bool operator==(const StepSchedule&) const = default;
 };
 
-/// Keys are the flags of the command line (seq, micro_batch, vpp, schedule, …); `global_batch` is layout × schedule and lives in
-/// model/layout_words.hpp, which reads a whole layout file.
+/// Keys are the flags of the command line (seq, micro_batch, vpp, schedule, …); `global_batch` is
+/// layout × schedule and lives in model/layout_words.hpp, which reads a whole layout file.
 Json to_json(const StepSchedule&);
 
-template <> const EnumNames<Pipeline>& enum_names<Pipeline>();       ///< 1f1b reads as one_f_one_b
-template <> const EnumNames<Sharding>& enum_names<Sharding>();       ///< 0…3 read too
-template <> const EnumNames<Dispatcher>& enum_names<Dispatcher>();   ///< alltoall, deepep, hybridep read too
+template <>
+const EnumNames<Pipeline>& enum_names<Pipeline>();  ///< 1f1b reads as one_f_one_b
+template <>
+const EnumNames<Sharding>& enum_names<Sharding>();  ///< 0…3 read too
+template <>
+const EnumNames<Dispatcher>& enum_names<Dispatcher>();  ///< alltoall, deepep, hybridep read too
 
 }  // namespace moeplan

@@ -24,16 +24,19 @@ namespace moeplan {
 
 /// Where no recorded trace fits the model; every answer that rests on it says so.
 struct SyntheticRouting {
-    std::string kind = "balanced";          ///< balanced, multinomial, zipf, hot, document_pools, token_drop
-    double exponent = 0;                    ///< zipf
-    double document_concentration = 0;      ///< E·ρ (docs/routing.md): over-dispersion of a document's choices
+    std::string kind =
+        "balanced";       ///< balanced, multinomial, zipf, hot, document_pools, token_drop
+    double exponent = 0;  ///< zipf
+    double document_concentration =
+        0;  ///< E·ρ (docs/routing.md): over-dispersion of a document's choices
     bool operator==(const SyntheticRouting&) const = default;
 };
 
 /// Things that go wrong on purpose.
 struct Disturbances {
-    std::vector<std::pair<int, double>> stragglers;            ///< rank, compute slows by this factor
-    std::vector<std::pair<std::string, double>> link_faults;   ///< link name, its bandwidth is multiplied by this
+    std::vector<std::pair<int, double>> stragglers;  ///< rank, compute slows by this factor
+    std::vector<std::pair<std::string, double>>
+        link_faults;  ///< link name, its bandwidth is multiplied by this
 };
 
 struct StepCase {
@@ -41,56 +44,84 @@ struct StepCase {
     ClusterSpec cluster;
     ParallelLayout layout;
     StepSchedule schedule;
-    std::shared_ptr<const Profile> profile;     ///< shared by thousands of cases, never changed
+    std::shared_ptr<const Profile> profile;  ///< shared by thousands of cases, never changed
     std::variant<SyntheticRouting, std::shared_ptr<const TraceReader>> routing;
     std::uint64_t seed = 0;
     Disturbances disturbances;
 };
 
-enum class Fidelity : std::uint8_t { closed_form, flow, real_run };    ///< spelled closed-form, flow, real-run in answers
+enum class Fidelity : std::uint8_t {
+    closed_form,
+    flow,
+    real_run
+};  ///< spelled closed-form, flow, real-run in answers
 
 /// Parts of a step; in StepReport::exposed they sum to step_time along the critical path.
 struct TimeBreakdown {
-    Seconds compute, host, tensor_comm, context_comm, dispatch, combine, pipeline_comm, data_comm, bubble, optimizer;
-    Seconds total() const { return compute + host + tensor_comm + context_comm + dispatch + combine + pipeline_comm + data_comm + bubble + optimizer; }
+    Seconds compute, host, tensor_comm, context_comm, dispatch, combine, pipeline_comm, data_comm,
+        bubble, optimizer;
+    Seconds total() const {
+        return compute + host + tensor_comm + context_comm + dispatch + combine + pipeline_comm +
+               data_comm + bubble + optimizer;
+    }
 };
-struct BasisShare { double measured = 0, interpolated = 0, published = 0, roofline = 0; };   ///< of the step's kernel time
-struct Provenance { std::string version, case_digest; std::uint64_t seed = 0; };
-struct LinkUse { std::string link; double busy = 0; Bytes carried; };
-struct Loss { std::string what, remedy; Seconds time; };
+struct BasisShare {
+    double measured = 0, interpolated = 0, published = 0, roofline = 0;
+};  ///< of the step's kernel time
+struct Provenance {
+    std::string version, case_digest;
+    std::uint64_t seed = 0;
+};
+struct LinkUse {
+    std::string link;
+    double busy = 0;
+    Bytes carried;
+};
+struct Loss {
+    std::string what, remedy;
+    Seconds time;
+};
 
-/// One bar of the picture: what a stream of a rank did. Filled when asked for (timeline), else empty.
-struct TimelineBar { int rank = 0; std::string stream, what; Seconds begin, end; };
+/// One bar of the picture: what a stream of a rank did. Filled when asked for (timeline), else
+/// empty.
+struct TimelineBar {
+    int rank = 0;
+    std::string stream, what;
+    Seconds begin, end;
+};
 
 struct StepReport {
     Fidelity fidelity = Fidelity::closed_form;
     Seconds step_time;
-    std::optional<std::array<Seconds, 2>> interval;          ///< 80 %
-    std::optional<std::array<Seconds, 2>> routing_interval;  ///< spread over routing alone, part of `interval`
-    TimeBreakdown exposed, busy;                     ///< what the step waits for; the same parts, waited for or hidden
+    std::optional<std::array<Seconds, 2>> interval;  ///< 80 %
+    std::optional<std::array<Seconds, 2>>
+        routing_interval;         ///< spread over routing alone, part of `interval`
+    TimeBreakdown exposed, busy;  ///< what the step waits for; the same parts, waited for or hidden
     double tokens_per_second = 0, mfu = 0;
-    std::vector<Bytes> peak_memory;                  ///< [world_size]
-    std::vector<Seconds> busy_by_rank;               ///< [world_size]
-    std::vector<LinkUse> link_use;                   ///< the busiest first
-    std::vector<Loss> losses;                        ///< the largest, in words, with what would reduce them
-    std::vector<double> load_imbalance;              ///< [num_moe_layers], max over mean of tokens per rank
-    std::vector<std::string> assumptions, folded;    ///< what was taken for granted; what was simulated once for many
-    std::optional<double> relative_spread;           ///< of step_time; measured runs only
+    std::vector<Bytes> peak_memory;      ///< [world_size]
+    std::vector<Seconds> busy_by_rank;   ///< [world_size]
+    std::vector<LinkUse> link_use;       ///< the busiest first
+    std::vector<Loss> losses;            ///< the largest, in words, with what would reduce them
+    std::vector<double> load_imbalance;  ///< [num_moe_layers], max over mean of tokens per rank
+    std::vector<std::string> assumptions,
+        folded;  ///< what was taken for granted; what was simulated once for many
+    std::optional<double> relative_spread;  ///< of step_time; measured runs only
     BasisShare basis;
     Provenance made;
     std::vector<TimelineBar> timeline;
 };
 
-/// Walks every field with its JSON key: JSON, CSV, the table for people and the comparison all use it, so a new field appears in all or none.
-/// `visit(key, value)` with Seconds, double, Bytes, optional, vector and the small structs above.
+/// Walks every field with its JSON key: JSON, CSV, the table for people and the comparison all use
+/// it, so a new field appears in all or none. `visit(key, value)` with Seconds, double, Bytes,
+/// optional, vector and the small structs above.
 template <class Report, class Visit>
-void for_each_field(Report& report, Visit&& visit);      // simulator/step_fields.hpp
+void for_each_field(Report& report, Visit&& visit);  // simulator/step_fields.hpp
 
 using StepRunner = std::function<StepReport(const StepCase&)>;
 
-Seconds lower_bound(const StepCase&);        ///< a bound from per-stage sums, microseconds to compute
-StepReport estimate_step(const StepCase&);   ///< closed form: milliseconds
-StepReport simulate_step(const StepCase&);   ///< flows: contention, stragglers, overlap
+Seconds lower_bound(const StepCase&);  ///< a bound from per-stage sums, microseconds to compute
+StepReport estimate_step(const StepCase&);  ///< closed form: milliseconds
+StepReport simulate_step(const StepCase&);  ///< flows: contention, stragglers, overlap
 // measure_step, a real run, lives in planner/real_run.hpp
 
 std::string digest_of(const StepCase&);
@@ -98,6 +129,7 @@ std::string digest_of(const StepCase&);
 Json to_json(const StepReport&);
 StepReport report_from_json(const JsonReader&);
 
-template <> const EnumNames<Fidelity>& enum_names<Fidelity>();
+template <>
+const EnumNames<Fidelity>& enum_names<Fidelity>();
 
 }  // namespace moeplan

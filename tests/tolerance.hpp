@@ -3,7 +3,8 @@
 
 namespace moeplan {
 
-/// Paper arithmetic against the same formula in doubles: some tens of roundings of 1.1e-16 each, with two decades of room.
+/// Paper arithmetic against the same formula in doubles: some tens of roundings of 1.1e-16 each,
+/// with two decades of room.
 inline constexpr double kArithmetic = 1e-12;
 
 /// |a − b| ≤ tolerance · |b|, or both zero.

@@ -5,7 +5,8 @@
 
 namespace moeplan {
 
-/// Busiest rank over the mean, experts placed in contiguous equal blocks. 1.0 is perfect; 1.0 when nothing was routed.
+/// Busiest rank over the mean, experts placed in contiguous equal blocks. 1.0 is perfect; 1.0 when
+/// nothing was routed.
 double load_imbalance(const RoutingLoads& loads, int num_ranks);
 
 }  // namespace moeplan

@@ -23,7 +23,11 @@ using namespace literals;
 namespace fs = std::filesystem;
 
 std::string message_of(const std::function<void()>& act) {
-    try { act(); } catch (const std::exception& error) { return error.what(); }
+    try {
+        act();
+    } catch (const std::exception& error) {
+        return error.what();
+    }
     return "(nothing thrown)";
 }
 
@@ -36,7 +40,7 @@ TEST(Units, BytesOverBytesPerSecondAreSeconds) {
 }
 
 TEST(QuantityText, ReadsWhatPeopleWriteAndRefusesABareNumber) {
-    EXPECT_EQ(parse_bytes_per_second("400 Gb/s"), 50_GBps);        // bits
+    EXPECT_EQ(parse_bytes_per_second("400 Gb/s"), 50_GBps);  // bits
     EXPECT_EQ(parse_bytes_per_second("400GB/s"), 400_GBps);
     EXPECT_EQ(parse_seconds("2 us"), Seconds{2 * 1e-6});
     EXPECT_EQ(parse_bytes("1.5 KiB"), Bytes{1536});
@@ -63,20 +67,27 @@ TEST(QuantityText, ShortFormHasThreeDigits) {
 
 TEST(JsonReader, MessageNamesFilePointerValueAndWhatWasExpected) {
     const auto file = JsonReader::from_text(R"({"moe": {"top_k": 12}})", "mixtral.json");
-    EXPECT_EQ(message_of([&] { file.at("moe").at("top_k").count(1, 8); }), "mixtral.json: /moe/top_k is 12, expected an integer 1 … 8");
-    EXPECT_EQ(message_of([&] { file.at("moe").at("heads"); }), "mixtral.json: /moe/heads is missing, expected a value");
+    EXPECT_EQ(message_of([&] { file.at("moe").at("top_k").count(1, 8); }),
+              "mixtral.json: /moe/top_k is 12, expected an integer 1 … 8");
+    EXPECT_EQ(message_of([&] { file.at("moe").at("heads"); }),
+              "mixtral.json: /moe/heads is missing, expected a value");
 }
 
 TEST(JsonReader, UnknownKeyIsRefusedWithTheNearestKnownOne) {
     const auto file = JsonReader::from_text(R"({"$schema": "x", "num_expert": 8})", "a.json");
-    EXPECT_THAT(message_of([&] { file.refuse_unknown({"num_experts", "top_k"}); }), testing::HasSubstr("\"num_experts\" perhaps"));
+    EXPECT_THAT(message_of([&] {
+                    file.refuse_unknown({"num_experts", "top_k"});
+                }),
+                testing::HasSubstr("\"num_experts\" perhaps"));
 }
 
 TEST(JsonReader, HostileTextsGiveAMessageAndNeverCrash) {
-    for (const std::string& text : {std::string(1000000, '['), std::string("{\"a\":"), std::string("\xff\xfe"), std::string(), std::string("{\"a\":1e999}"),
-                                    std::string("nul"), std::string("{\"a\":1}x")})
+    for (const std::string& text :
+         {std::string(1000000, '['), std::string("{\"a\":"), std::string("\xff\xfe"), std::string(),
+          std::string("{\"a\":1e999}"), std::string("nul"), std::string("{\"a\":1}x")})
         EXPECT_THROW(JsonReader::from_text(text, "h.json"), InputError);
-    const auto big = JsonReader::from_text(R"({"a": 18446744073709551615, "b": 1.5, "c": 1e300, "d": 9007199254740993})", "h.json");
+    const auto big = JsonReader::from_text(
+        R"({"a": 18446744073709551615, "b": 1.5, "c": 1e300, "d": 9007199254740993})", "h.json");
     for (const char* key : {"a", "b", "c"}) EXPECT_THROW(big.at(key).integer(), InputError) << key;
     EXPECT_EQ(big.at("d").integer(), 9007199254740993LL);
 }
@@ -111,22 +122,27 @@ TEST(DrawStream, DistributionsHaveTheirMoments) {
     double normal = 0, square = 0, gamma = 0, small = 0, below = 0;
     for (int i = 0; i < n; ++i) {
         const double x = stream.normal();
-        normal += x; square += x * x;
-        gamma += stream.gamma(3); small += stream.gamma(0.3);
+        normal += x;
+        square += x * x;
+        gamma += stream.gamma(3);
+        small += stream.gamma(0.3);
         below += static_cast<double>(stream.below(10));
     }
     EXPECT_NEAR(normal / n, 0, 0.011);
     EXPECT_NEAR(square / n, 1, 0.016);
-    EXPECT_NEAR(gamma / n, 3, 0.02);        // σ = √3
-    EXPECT_NEAR(small / n, 0.3, 0.0062);    // σ = √0.3
-    EXPECT_NEAR(below / n, 4.5, 0.033);     // σ = 2.87
+    EXPECT_NEAR(gamma / n, 3, 0.02);      // σ = √3
+    EXPECT_NEAR(small / n, 0.3, 0.0062);  // σ = √0.3
+    EXPECT_NEAR(below / n, 4.5, 0.033);   // σ = 2.87
 }
 
 TEST(OutputFile, AppearsWholeOrNotAtAll) {
     const fs::path folder = fs::temp_directory_path() / "moeplan_core_test";
     fs::create_directories(folder);
     write_whole(folder / "a.json", "one");
-    { PendingFile pending(folder / "a.json"); std::ofstream(pending.temporary()) << "half"; }      // never kept
+    {
+        PendingFile pending(folder / "a.json");
+        std::ofstream(pending.temporary()) << "half";
+    }  // never kept
     std::ifstream in(folder / "a.json");
     std::string text;
     in >> text;
@@ -143,7 +159,8 @@ TEST(NearestWord, FindsTypingErrorsAndLeavesStrangersAlone) {
 }
 
 TEST(EnumNames, EveryFormatHasANameThatReadsBack) {
-    for (const auto& [value, name] : enum_names<NumberFormat>()) EXPECT_EQ(from_name<NumberFormat>(name), value);
+    for (const auto& [value, name] : enum_names<NumberFormat>())
+        EXPECT_EQ(from_name<NumberFormat>(name), value);
     EXPECT_EQ(choices<Precision>(), "fp32, fp16, bf16, fp8, mxfp8 or nvfp4");
 }
 
