@@ -4,8 +4,10 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
+#include <string>
 
 #include "cli/command.hpp"
+#include "cli/manual.hpp"
 #include "core/errors.hpp"
 #include "core/version.hpp"
 
@@ -28,6 +30,16 @@ int run(int argc, char** argv) {
     app.set_version_flag("--version", std::string("moeplan ") + kVersion);
     app.require_subcommand(1);
     Run chosen;
+    std::string page;
+    CLI::App* manual =
+        app.add_subcommand("_manual", "")->group("");  // hidden: what the build installs
+    manual->add_option("page", page)->required()->check(CLI::IsMember({"man", "bash"}));
+    manual->callback([&] {
+        chosen = [&] {
+            std::fputs((page == "man" ? man_page(app) : bash_completion(app)).c_str(), stdout);
+            return kDone;
+        };
+    });
     for (const AddCommand add : kCommands)
         if (add) add(app, chosen);
     try {

@@ -14,9 +14,12 @@ std::string troff(const std::string& text) {
     for (std::size_t i = 0; i < text.size(); ++i) {
         const char c = text[i];
         if ((i == 0 || text[i - 1] == '\n') && (c == '.' || c == '\'')) out += "\\&";
-        if (c == '\\') out += "\\e";
-        else if (c == '-') out += "\\-";
-        else out += c;
+        if (c == '\\')
+            out += "\\e";
+        else if (c == '-')
+            out += "\\-";
+        else
+            out += c;
     }
     return out;
 }
@@ -37,7 +40,8 @@ void describe(const CLI::App& app, const std::string& words, std::string& out) {
         out += ".TP\n\\fB" + troff(name) + "\\fR\n" + troff(option->get_description()) + "\n";
     }
     if (!app.get_footer().empty()) out += ".PP\n.nf\n" + troff(app.get_footer()) + "\n.fi\n";
-    for (const CLI::App* sub : shown_subcommands(app)) describe(*sub, words + " " + sub->get_name(), out);
+    for (const CLI::App* sub : shown_subcommands(app))
+        describe(*sub, words + " " + sub->get_name(), out);
 }
 
 void completions(const CLI::App& app, const std::string& words, std::string& out) {
@@ -47,32 +51,43 @@ void completions(const CLI::App& app, const std::string& words, std::string& out
         for (const std::string& name : option->get_lnames()) next += "--" + name + " ";
     if (!next.empty()) next.pop_back();
     out += "        \"" + words + "\") next=\"" + next + "\" ;;\n";
-    for (const CLI::App* sub : shown_subcommands(app)) completions(*sub, words + (words.empty() ? "" : " ") + sub->get_name(), out);
+    for (const CLI::App* sub : shown_subcommands(app))
+        completions(*sub, words + (words.empty() ? "" : " ") + sub->get_name(), out);
 }
 
 }  // namespace
 
 std::string man_page(const CLI::App& app) {
-    std::string out = std::string(".TH MOEPLAN 1 \"\" \"moeplan ") + kVersion + "\" \"User Commands\"\n";
-    out += ".SH NAME\nmoeplan \\- simulate and plan the training of mixture\\-of\\-experts models on clusters\n";
+    std::string out =
+        std::string(".TH MOEPLAN 1 \"\" \"moeplan ") + kVersion + "\" \"User Commands\"\n";
+    out +=
+        ".SH NAME\nmoeplan \\- simulate and plan the training of mixture\\-of\\-experts models on "
+        "clusters\n";
     out += ".SH SYNOPSIS\n\\fBmoeplan\\fR \\fISUBCOMMAND\\fR [\\fIoptions\\fR]\n";
     out += ".SH DESCRIPTION\n" + troff(app.get_description()) + "\n.SH SUBCOMMANDS\n";
     for (const CLI::App* sub : shown_subcommands(app)) describe(*sub, sub->get_name(), out);
-    out += ".SH EXIT STATUS\n0 done; 1 the answer is no; 2 the words or a file are wrong; 3 the machine lacks something.\n";
-    out += ".SH ENVIRONMENT\n.TP\nMOEPLAN_DATA\nThe folder that holds specs/ and schemas/, where they do not lie beside the binary.\n";
+    out +=
+        ".SH EXIT STATUS\n0 done; 1 the answer is no; 2 the words or a file are wrong; 3 the "
+        "machine lacks something.\n";
+    out +=
+        ".SH ENVIRONMENT\n.TP\nMOEPLAN_DATA\nThe folder that holds specs/ and schemas/, where they "
+        "do not lie beside the binary.\n";
     return out;
 }
 
 std::string bash_completion(const CLI::App& app) {
     std::string cases;
     completions(app, "", cases);
-    return "# bash completion of moeplan (zsh: autoload -U bashcompinit; bashcompinit, then source this)\n"
+    return "# bash completion of moeplan (zsh: autoload -U bashcompinit; bashcompinit, then source "
+           "this)\n"
            "_moeplan() {\n"
            "    local current=\"${COMP_WORDS[COMP_CWORD]}\" words=\"\" next=\"\" i\n"
            "    for ((i = 1; i < COMP_CWORD; ++i)); do\n"
-           "        case \"${COMP_WORDS[i]}\" in -*) break ;; *) words=\"${words:+$words }${COMP_WORDS[i]}\" ;; esac\n"
+           "        case \"${COMP_WORDS[i]}\" in -*) break ;; *) words=\"${words:+$words "
+           "}${COMP_WORDS[i]}\" ;; esac\n"
            "    done\n"
-           "    case \"$words\" in\n" + cases +
+           "    case \"$words\" in\n" +
+           cases +
            "    esac\n"
            "    COMPREPLY=($(compgen -W \"$next\" -- \"$current\"))\n"
            "    [[ ${#COMPREPLY[@]} -eq 0 ]] && COMPREPLY=($(compgen -f -- \"$current\"))\n"
