@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -20,7 +21,9 @@
 
 namespace moeplan {
 
-/// What is multiplied: [m, k] × [k, n].
+/// What is multiplied: [m, k] × [k, n]. The gradient kernels are asked for by the layer's shape,
+/// not their own: "gemm_input_gradient" is [m, n] × [n, k] and "gemm_weight_gradient" [k, m] × [m,
+/// n] of the same m, n, k.
 struct Gemm {
     std::int64_t m = 0, n = 0, k = 0;
 };
@@ -34,9 +37,11 @@ struct AttentionShape {
     std::int64_t batch = 0, sequence = 0, num_heads = 0, num_kv_heads = 0, head_size = 0;
     std::optional<int> window;
 };
-/// A memory-bound kernel.
+/// A memory-bound kernel. `width` is the length of a row (hidden size, number of experts,
+/// vocabulary): some kernels do more a byte on short rows; 0: unknown.
 struct Streamed {
     Bytes moved;
+    std::int64_t width = 0;
 };
 using KernelShape = std::variant<Gemm, GroupedGemm, AttentionShape, Streamed>;
 
@@ -53,9 +58,12 @@ struct PricedTime {
 
 /// One measured table of a kernel. Columns are named: shape columns, then median_s,
 /// relative_spread, num_samples.
+///
+/// Shape columns: "m", "n", "k" (gemm…); "m", "n", "k", "num_experts" with m rows in each expert
+/// (grouped_gemm…); "batch", "sequence", "num_heads", "num_kv_heads", "head_size" (attention…);
+/// "bytes" and, optionally, "width" (all others).
 struct KernelCurve {
-    std::string kernel;  ///< gemm, grouped_gemm, attention_forward, attention_backward, streamed,
-                         ///< or a kernel's own name
+    std::string kernel;  ///< one of kernel_names()
     Precision precision = Precision::bf16;
     Basis basis = Basis::measured;
     std::string source;  ///< who measured it and where it stands; conditions
@@ -72,20 +80,34 @@ struct LinkCurve {
     std::vector<std::vector<double>> rows;
 };
 
+/// A tile of the output that one multiprocessor computes at a time.
+struct Tile {
+    int rows = 0, columns = 0;
+    bool operator==(const Tile&) const = default;
+};
+
 /// Datasheet figures and the stated share of them that is assumed where no curve answers.
 struct Roofline {
     std::map<Precision, FlopsPerSecond> peak;
     BytesPerSecond memory_bandwidth;
-    int num_sms = 0;
+    int num_sms = 0;  ///< 0 or 1: no wave quantisation (a CPU core)
     Bytes l2;
+    std::vector<Tile>
+        tiles;  ///< that the GPU's GEMM libraries choose from; empty: no tile quantisation
     double gemm_efficiency = 0.7, attention_efficiency = 0.45,
            memory_efficiency = 0.8;  ///< stated, not measured; see specs/profiles
-    Seconds kernel_overhead;         ///< of the shortest kernel, on the device
+    double gemm_half_depth =
+        0;  ///< k at which a GEMM's main loop reaches half of that: efficiency · k / (k + this)
+    double attention_half_sequence = 0;  ///< the same for attention over the sequence length
+    double attention_backward = 0.7;     ///< efficiency of attention's backward over its forward's
+    Seconds kernel_overhead;             ///< of the shortest kernel, on the device
 };
 
 struct HostCosts {
     Seconds per_launch, per_sync;
 };
+
+struct CurveIndex;  ///< profiler/curve_index.hpp
 
 struct Profile {
     std::string name, device, driver, source;
@@ -95,17 +117,47 @@ struct Profile {
     HostCosts host;
     std::vector<KernelCurve> kernels;
     std::vector<LinkCurve> links;
+    /// Share of the benchmarked rate that compute-bound kernels hold in long training runs (power
+    /// limit, clocks, shared caches); 1 where nothing is stated. A calibration, not a measurement
+    /// of this profile.
+    std::map<Precision, double> sustained;
     double host_overlap = 0;  ///< 0: a CPU device, host work is in the kernel times; 1: launches
                               ///< run ahead of the device
     std::string digest;       ///< of the file it came from; part of every answer
+    std::shared_ptr<const CurveIndex> index;  ///< curves sorted for look-up; made by prepare()
 };
+
+/// Checks the curves and sorts them for look-up. Whoever builds or edits a Profile by hand calls it
+/// last; readers already have.
+/// @throws InputError  if a curve names an unknown kernel, lacks a column or holds a value that is
+/// no time
+void prepare(Profile&);
+
+/// The kernels that have a price: gemm and grouped_gemm with their gradients, attention, the
+/// streamed kernels of model/kernel_work.hpp, and "streamed", which stands for any of those that
+/// has no curve of its own.
+const std::vector<std::string_view>& kernel_names();
 
 HostCosts host_costs(const Profile&, const SoftwareState&);
 /// Achieved share of the link's rate for a collective of this message size (per rank) on that many
 /// ranks; 1 if nothing is known.
 double link_efficiency(const Profile&, std::string_view collective, Bytes message, int num_ranks);
-/// @param kernel  "gemm", "grouped_gemm", "attention_forward", "attention_backward", or a
-/// memory-bound kernel's name ("rms_norm", "permute" …)
+/// The measured time of a collective itself, interpolated in log(bytes); empty if no curve of it on
+/// that many ranks is known.
+/// @param message  per rank: the whole buffer of all_reduce and send_recv, what a rank sends in
+/// all_to_all (its own share included)
+std::optional<PricedTime> link_time(const Profile&, std::string_view collective, Bytes message,
+                                    int num_ranks);
+
+/// Time of one kernel. Efficiency (floor over time, where the floor counts tiles, waves, flops and
+/// bytes) is interpolated in the logarithms of the shape; where no curve answers, it is the
+/// roofline's stated one.
+///
+/// Basis: measured on a point of a curve; interpolated between points; published likewise from a
+/// published curve; roofline where no curve answers or the shape lies more than a factor of two
+/// outside of all of them.
+/// @param kernel  one of kernel_names(). Attention under an fp8 or fp4 recipe is priced in bf16, in
+/// which it runs.
 PricedTime kernel_time(const Profile&, std::string_view kernel, Precision, const KernelShape&);
 
 Profile profile_from_json(const JsonReader&);  ///< @throws InputError

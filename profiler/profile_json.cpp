@@ -1,0 +1,211 @@
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "core/data_files.hpp"
+#include "core/digest.hpp"
+#include "core/errors.hpp"
+#include "core/quantity_text.hpp"
+#include "core/text.hpp"
+#include "profiler/curve_index.hpp"
+#include "profiler/profile.hpp"
+
+namespace moeplan {
+namespace {
+
+constexpr double kShare = 1;  // efficiencies are shares of the floor's rate
+
+std::vector<std::string> texts(const JsonReader& reader) {
+    std::vector<std::string> out;
+    for (const JsonReader& item : reader.items()) out.push_back(item.text());
+    return out;
+}
+
+std::vector<std::vector<double>> rows(const JsonReader& reader, std::size_t num_columns) {
+    std::vector<std::vector<double>> out;
+    for (const JsonReader& row : reader.items()) {
+        std::vector<double> values;
+        for (const JsonReader& value : row.items()) values.push_back(value.number());
+        if (values.size() != num_columns)
+            row.fail(std::to_string(num_columns) + " values, one a column");
+        out.push_back(std::move(values));
+    }
+    return out;
+}
+
+Roofline roofline_from_json(const JsonReader& reader) {
+    reader.refuse_unknown({"peak", "memory_bandwidth", "num_sms", "l2", "tiles", "gemm_efficiency",
+                           "attention_efficiency", "memory_efficiency", "gemm_half_depth",
+                           "attention_half_sequence", "attention_backward", "kernel_overhead"});
+    Roofline roofline;
+    for (const auto& [name, value] : reader.at("peak").members()) {
+        const auto precision = from_name<Precision>(name);
+        if (!precision) value.fail("a precision as key: " + choices<Precision>());
+        roofline.peak[*precision] = value.flops_per_second();
+        if (!(roofline.peak[*precision].value > 0)) value.fail("a positive rate");
+    }
+    if (roofline.peak.empty()) reader.at("peak").fail("at least one precision with its rate");
+    roofline.memory_bandwidth = reader.at("memory_bandwidth").bytes_per_second();
+    if (!(roofline.memory_bandwidth.value > 0))
+        reader.at("memory_bandwidth").fail("a positive rate");
+    roofline.num_sms = reader.count_or("num_sms", 0, 0, 100000);
+    if (const auto l2 = reader.find("l2")) roofline.l2 = l2->bytes();
+    if (const auto tiles = reader.find("tiles"))
+        for (const JsonReader& tile : tiles->items()) {
+            if (!tile.is_array() || tile.size() != 2) tile.fail("[rows, columns]");
+            roofline.tiles.push_back(
+                {tile.at(std::size_t{0}).count(1, 4096), tile.at(std::size_t{1}).count(1, 4096)});
+        }
+    const auto share = [&](std::string_view key, double& value) {
+        if (const auto found = reader.find(key)) value = found->number(1e-6, kShare);
+    };
+    share("gemm_efficiency", roofline.gemm_efficiency);
+    share("attention_efficiency", roofline.attention_efficiency);
+    share("memory_efficiency", roofline.memory_efficiency);
+    share("attention_backward", roofline.attention_backward);
+    if (const auto found = reader.find("gemm_half_depth"))
+        roofline.gemm_half_depth = found->number(0, 1e6);
+    if (const auto found = reader.find("attention_half_sequence"))
+        roofline.attention_half_sequence = found->number(0, 1e6);
+    if (const auto found = reader.find("kernel_overhead"))
+        roofline.kernel_overhead = found->seconds();
+    return roofline;
+}
+
+Json to_json(const Roofline& roofline) {
+    Json json;
+    for (const auto& [precision, rate] : roofline.peak)
+        json["peak"][std::string(name_of(precision))] = to_exact_text(rate);
+    json["memory_bandwidth"] = to_exact_text(roofline.memory_bandwidth);
+    json["num_sms"] = roofline.num_sms;
+    json["l2"] = to_exact_text(roofline.l2);
+    json["tiles"] = Json::array();
+    for (const Tile& tile : roofline.tiles) json["tiles"].push_back({tile.rows, tile.columns});
+    json["gemm_efficiency"] = roofline.gemm_efficiency;
+    json["gemm_half_depth"] = roofline.gemm_half_depth;
+    json["attention_efficiency"] = roofline.attention_efficiency;
+    json["attention_half_sequence"] = roofline.attention_half_sequence;
+    json["attention_backward"] = roofline.attention_backward;
+    json["memory_efficiency"] = roofline.memory_efficiency;
+    json["kernel_overhead"] = to_exact_text(roofline.kernel_overhead);
+    return json;
+}
+
+}  // namespace
+
+Profile profile_from_json(const JsonReader& reader) {
+    if (!reader.is_object())
+        reader.fail("a profile: an object with name, roofline, kernels and links");
+    reader.refuse_unknown({"name", "device", "driver", "source", "clocks_mhz", "conditions",
+                           "roofline", "host", "sustained", "host_overlap", "kernels", "links"});
+    Profile profile;
+    profile.name = reader.at("name").text();
+    profile.device = reader.text_or("device", profile.name);
+    profile.driver = reader.text_or("driver", "");
+    profile.source = reader.text_or("source", "");
+    profile.clocks_mhz = reader.number_or("clocks_mhz", 0);
+    if (const auto conditions = reader.find("conditions"))
+        for (const auto& [key, value] : conditions->members())
+            profile.conditions[key] = value.text();
+    profile.roofline = roofline_from_json(reader.at("roofline"));
+    if (const auto host = reader.find("host")) {
+        host->refuse_unknown({"per_launch", "per_sync"});
+        profile.host.per_launch = host->at("per_launch").seconds();
+        profile.host.per_sync = host->at("per_sync").seconds();
+    }
+    if (const auto sustained = reader.find("sustained"))
+        for (const auto& [name, value] : sustained->members()) {
+            const auto precision = from_name<Precision>(name);
+            if (!precision) value.fail("a precision as key: " + choices<Precision>());
+            profile.sustained[*precision] = value.number(0.01, 2);
+        }
+    if (const auto overlap = reader.find("host_overlap"))
+        profile.host_overlap = overlap->number(0, 1);
+    if (const auto kernels = reader.find("kernels"))
+        for (const JsonReader& item : kernels->items()) {
+            item.refuse_unknown({"kernel", "precision", "basis", "source", "columns", "rows"});
+            KernelCurve curve;
+            curve.kernel = item.at("kernel").text();
+            if (kernel_named(curve.kernel).index < 0) {
+                const std::vector<std::string> names(kernel_names().begin(), kernel_names().end());
+                item.at("kernel").fail("one of " + join(names, ", "));
+            }
+            curve.precision = item.at("precision").choice<Precision>();
+            curve.basis = item.at("basis").choice<Basis>();
+            curve.source = item.text_or("source", "");
+            curve.columns = texts(item.at("columns"));
+            curve.rows = rows(item.at("rows"), curve.columns.size());
+            profile.kernels.push_back(std::move(curve));
+        }
+    if (const auto links = reader.find("links"))
+        for (const JsonReader& item : links->items()) {
+            item.refuse_unknown({"collective", "num_ranks", "basis", "source", "columns", "rows"});
+            LinkCurve curve;
+            curve.collective = item.at("collective").text();
+            curve.num_ranks = item.at("num_ranks").count(1);
+            curve.basis = item.at("basis").choice<Basis>();
+            curve.source = item.text_or("source", "");
+            curve.columns = texts(item.at("columns"));
+            curve.rows = rows(item.at("rows"), curve.columns.size());
+            profile.links.push_back(std::move(curve));
+        }
+    profile.digest = digest_of(reader.value().dump());
+    try {
+        prepare(profile);
+    } catch (const InputError& error) {  // the curve's own place, under the file's name
+        throw InputError(reader.file(),
+                         error.file.substr(std::min(error.file.size(), profile.name.size() + 2)) +
+                             "/" + error.field,
+                         error.value, error.expected);
+    }
+    return profile;
+}
+
+Json to_json(const Profile& profile) {
+    Json json = json_header("profile");
+    json["name"] = profile.name;
+    json["device"] = profile.device;
+    json["driver"] = profile.driver;
+    json["source"] = profile.source;
+    json["clocks_mhz"] = profile.clocks_mhz;
+    json["conditions"] = Json::object();
+    for (const auto& [key, value] : profile.conditions) json["conditions"][key] = value;
+    json["roofline"] = to_json(profile.roofline);
+    json["host"] = {{"per_launch", to_exact_text(profile.host.per_launch)},
+                    {"per_sync", to_exact_text(profile.host.per_sync)}};
+    json["host_overlap"] = profile.host_overlap;
+    json["sustained"] = Json::object();
+    for (const auto& [precision, share] : profile.sustained)
+        json["sustained"][std::string(name_of(precision))] = share;
+    json["kernels"] = Json::array();
+    for (const KernelCurve& curve : profile.kernels) {
+        Json item;
+        item["kernel"] = curve.kernel;
+        item["precision"] = name_of(curve.precision);
+        item["basis"] = name_of(curve.basis);
+        item["source"] = curve.source;
+        item["columns"] = curve.columns;
+        item["rows"] = curve.rows;
+        json["kernels"].push_back(std::move(item));
+    }
+    json["links"] = Json::array();
+    for (const LinkCurve& curve : profile.links) {
+        Json item;
+        item["collective"] = curve.collective;
+        item["num_ranks"] = curve.num_ranks;
+        item["basis"] = name_of(curve.basis);
+        item["source"] = curve.source;
+        item["columns"] = curve.columns;
+        item["rows"] = curve.rows;
+        json["links"].push_back(std::move(item));
+    }
+    return json;
+}
+
+Profile load_profile(const std::string& name_or_file) {
+    return profile_from_json(
+        JsonReader::from_file(shipped_or_file("--profile", "specs/profiles", name_or_file)));
+}
+
+std::vector<std::string> shipped_profiles() { return shipped_names("specs/profiles"); }
+
+}  // namespace moeplan
