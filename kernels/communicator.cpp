@@ -21,22 +21,31 @@ void copy_block(const void* from, void* to, std::int64_t bytes) {
 
 CommunicatorTable alone() {
     CommunicatorTable table;
-    table.all_to_all_v = [](void*, const void* send, const std::int64_t* bytes, void* receive, const std::int64_t*, Stream_*) {
+    table.all_to_all_v = [](void*, const void* send, const std::int64_t* bytes, void* receive,
+                            const std::int64_t*, Stream_*) {
         copy_block(send, receive, bytes[0]);
         return Status{};
     };
-    table.all_reduce = [](void*, void*, std::int64_t, NumberFormat, Reduction, Stream_*) { return Status{}; };
-    table.reduce_scatter = [](void*, const void* data, void* out, std::int64_t count, NumberFormat format, Stream_*) {
+    table.all_reduce = [](void*, void*, std::int64_t, NumberFormat, Reduction, Stream_*) {
+        return Status{};
+    };
+    table.reduce_scatter = [](void*, const void* data, void* out, std::int64_t count,
+                              NumberFormat format, Stream_*) {
         copy_block(data, out, count * std::int64_t(size_of(format).value));
         return Status{};
     };
-    table.all_gather_v = [](void*, const void* send, std::int64_t bytes, void* receive, const std::int64_t*, Stream_*) {
+    table.all_gather_v = [](void*, const void* send, std::int64_t bytes, void* receive,
+                            const std::int64_t*, Stream_*) {
         copy_block(send, receive, bytes);
         return Status{};
     };
     table.broadcast = [](void*, void*, std::int64_t, int, Stream_*) { return Status{}; };
-    table.send = [](void*, const void*, std::int64_t, int, Stream_*) { return status_of(kFailed, "a rank alone has nobody to send to"); };
-    table.receive = [](void*, void*, std::int64_t, int, Stream_*) { return status_of(kFailed, "a rank alone has nobody to receive from"); };
+    table.send = [](void*, const void*, std::int64_t, int, Stream_*) {
+        return status_of(kFailed, "a rank alone has nobody to send to");
+    };
+    table.receive = [](void*, void*, std::int64_t, int, Stream_*) {
+        return status_of(kFailed, "a rank alone has nobody to receive from");
+    };
     table.barrier = [](void*) { return Status{}; };
     table.split = [](void*, int, int, CommunicatorTable* out) {
         *out = alone();
@@ -51,26 +60,35 @@ CommunicatorTable alone() {
 
 Communicator::Communicator() : table_(alone()) {}
 Communicator::Communicator(const CommunicatorTable& table) : table_(table) {}
-Communicator::Communicator(Communicator&& other) noexcept : table_(std::exchange(other.table_, alone())) {}
+Communicator::Communicator(Communicator&& other) noexcept
+    : table_(std::exchange(other.table_, alone())) {}
 Communicator& Communicator::operator=(Communicator&& other) noexcept {
     std::swap(table_, other.table_);
     return *this;
 }
 Communicator::~Communicator() { table_.release(table_.state); }
 
-void Communicator::all_to_all_v(const void* send, std::span<const std::int64_t> send_bytes, void* receive,
-                                std::span<const std::int64_t> receive_bytes, Stream_* stream) const {
-    check(table_.all_to_all_v(table_.state, send, send_bytes.data(), receive, receive_bytes.data(), stream), "all_to_all_v");
+void Communicator::all_to_all_v(const void* send, std::span<const std::int64_t> send_bytes,
+                                void* receive, std::span<const std::int64_t> receive_bytes,
+                                Stream_* stream) const {
+    check(table_.all_to_all_v(table_.state, send, send_bytes.data(), receive, receive_bytes.data(),
+                              stream),
+          "all_to_all_v");
 }
-void Communicator::all_reduce(void* data, std::int64_t count, NumberFormat format, Reduction reduction, Stream_* stream) const {
+void Communicator::all_reduce(void* data, std::int64_t count, NumberFormat format,
+                              Reduction reduction, Stream_* stream) const {
     check(table_.all_reduce(table_.state, data, count, format, reduction, stream), "all_reduce");
 }
-void Communicator::reduce_scatter(const void* data, void* out, std::int64_t count, NumberFormat format, Stream_* stream) const {
+void Communicator::reduce_scatter(const void* data, void* out, std::int64_t count,
+                                  NumberFormat format, Stream_* stream) const {
     check(table_.reduce_scatter(table_.state, data, out, count, format, stream), "reduce_scatter");
 }
-void Communicator::all_gather_v(const void* send, std::int64_t send_bytes, void* receive, std::span<const std::int64_t> receive_bytes,
+void Communicator::all_gather_v(const void* send, std::int64_t send_bytes, void* receive,
+                                std::span<const std::int64_t> receive_bytes,
                                 Stream_* stream) const {
-    check(table_.all_gather_v(table_.state, send, send_bytes, receive, receive_bytes.data(), stream), "all_gather_v");
+    check(
+        table_.all_gather_v(table_.state, send, send_bytes, receive, receive_bytes.data(), stream),
+        "all_gather_v");
 }
 void Communicator::broadcast(void* data, std::int64_t bytes, int root, Stream_* stream) const {
     check(table_.broadcast(table_.state, data, bytes, root, stream), "broadcast");
@@ -101,8 +119,10 @@ double Communicator::all_reduce_sum(double value) const {
     return value;
 }
 
-std::vector<char> Communicator::gather_bytes(const std::vector<char>& mine, int root, std::vector<std::int64_t>* sizes) const {
-    std::vector<std::int64_t> bytes(std::size_t(size()), 0), of_one(std::size_t(size()), sizeof(std::int64_t));
+std::vector<char> Communicator::gather_bytes(const std::vector<char>& mine, int root,
+                                             std::vector<std::int64_t>* sizes) const {
+    std::vector<std::int64_t> bytes(std::size_t(size()), 0),
+        of_one(std::size_t(size()), sizeof(std::int64_t));
     const auto my_bytes = std::int64_t(mine.size());
     all_gather_v(&my_bytes, sizeof my_bytes, bytes.data(), of_one);
     // To the root alone: everyone sends there, nobody elsewhere.
@@ -121,7 +141,8 @@ std::vector<char> Communicator::gather_bytes(const std::vector<char>& mine, int 
 
 int launched_ranks() {
     for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"}) {
-        if (std::strcmp(name, "SLURM_NTASKS") == 0 && !std::getenv("SLURM_PROCID")) continue;     // inside an allocation, not inside srun
+        if (std::strcmp(name, "SLURM_NTASKS") == 0 && !std::getenv("SLURM_PROCID"))
+            continue;  // inside an allocation, not inside srun
         if (const char* text = std::getenv(name)) return std::max(1, std::atoi(text));
     }
     return 1;
@@ -142,18 +163,11 @@ Communicator world_communicator() {
 #else
     if (ranks > 1)
         throw EnvironmentError("launched as " + std::to_string(ranks) +
-                               " ranks, but this moeplan was built without MPI. Debian: apt-get install libopenmpi-dev openmpi-bin, then configure "
+                               " ranks, but this moeplan was built without MPI. Debian: apt-get "
+                               "install libopenmpi-dev openmpi-bin, then configure "
                                "with -DMOEPLAN_MPI=ON");
 #endif
     return {};
-}
-
-std::vector<std::string> mpi_launch_command(int num_ranks, const std::vector<std::string>& command) {
-    // Ranks yield while they wait and are not pinned: there may be more of them than cores. vader without CMA also runs in containers.
-    std::vector<std::string> out = {"mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1",
-                                    "--mca", "btl", "self,vader", "--mca", "btl_vader_single_copy_mechanism", "none", "-n", std::to_string(num_ranks)};
-    out.insert(out.end(), command.begin(), command.end());
-    return out;
 }
 
 }  // namespace moeplan

@@ -90,7 +90,4 @@ int launched_ranks();
 /// What `doctor` prints: "Open MPI v4.1.4 …", or empty without MPI.
 std::string mpi_library();
 
-/// Every rank's command line under which `num_ranks` of `command` run on this machine.
-std::vector<std::string> mpi_launch_command(int num_ranks, const std::vector<std::string>& command);
-
 }  // namespace moeplan

@@ -32,9 +32,13 @@ double visible_pairs(const P& p) {
 Flops no_flops(const P&) { return {0}; }
 /// `Moved` elements of `format` a row and column.
 template <int Moved>
-Bytes streamed(const P& p) { return {element(p) * Moved * double(p.rows) * double(p.width)}; }
+Bytes streamed(const P& p) {
+    return {element(p) * Moved * double(p.rows) * double(p.width)};
+}
 template <int Moved>
-Bytes streamed_experts(const P& p) { return {stat(p) * Moved * double(p.rows) * double(p.num_experts)}; }
+Bytes streamed_experts(const P& p) {
+    return {stat(p) * Moved * double(p.rows) * double(p.num_experts)};
+}
 
 constexpr const char* kRowsWidth = "rows width";
 
@@ -47,9 +51,13 @@ const std::array kTable = {
     KernelRow{"bias_forward", kRowsWidth, no_flops, streamed<2>},
     KernelRow{"bias_backward", kRowsWidth, no_flops, streamed<1>},
     KernelRow{"rope_forward", "rows num_heads head_size", no_flops,
-              [](const P& p) { return Bytes{element(p) * 2 * double(p.rows) * double(p.num_heads * p.head_size)}; }},
+              [](const P& p) {
+                  return Bytes{element(p) * 2 * double(p.rows) * double(p.num_heads * p.head_size)};
+              }},
     KernelRow{"rope_backward", "rows num_heads head_size", no_flops,
-              [](const P& p) { return Bytes{element(p) * 2 * double(p.rows) * double(p.num_heads * p.head_size)}; }},
+              [](const P& p) {
+                  return Bytes{element(p) * 2 * double(p.rows) * double(p.num_heads * p.head_size)};
+              }},
     KernelRow{"swiglu_forward", kRowsWidth, no_flops, streamed<3>},
     KernelRow{"swiglu_backward", kRowsWidth, no_flops, streamed<5>},
     KernelRow{"gelu_forward", kRowsWidth, no_flops, streamed<2>},
@@ -62,36 +70,53 @@ const std::array kTable = {
     KernelRow{"permutation_map", "rows num_experts top_k", no_flops,
               [](const P& p) { return Bytes{16.0 * double(p.rows) * double(p.top_k)}; }},
     KernelRow{"permute_forward", "rows width num_experts top_k", no_flops,
-              [](const P& p) { return Bytes{element(p) * 2 * double(p.rows) * double(p.top_k) * double(p.width)}; }},
+              [](const P& p) {
+                  return Bytes{element(p) * 2 * double(p.rows) * double(p.top_k) * double(p.width)};
+              }},
     KernelRow{"permute_backward", "rows width num_experts top_k", no_flops,
-              [](const P& p) { return Bytes{element(p) * 2 * double(p.rows) * double(p.top_k) * double(p.width)}; }},
+              [](const P& p) {
+                  return Bytes{element(p) * 2 * double(p.rows) * double(p.top_k) * double(p.width)};
+              }},
     KernelRow{"unpermute_forward", "rows width num_experts top_k", no_flops,
-              [](const P& p) { return Bytes{element(p) * 2 * double(p.rows) * double(p.top_k) * double(p.width)}; }},
+              [](const P& p) {
+                  return Bytes{element(p) * 2 * double(p.rows) * double(p.top_k) * double(p.width)};
+              }},
     KernelRow{"unpermute_backward", "rows width num_experts top_k", no_flops,
-              [](const P& p) { return Bytes{element(p) * 3 * double(p.rows) * double(p.top_k) * double(p.width)}; }},
-    KernelRow{"attention_forward", "batch sequence num_heads num_kv_heads head_size window",
-              [](const P& p) { return Flops{4 * visible_pairs(p) * double(p.num_heads * p.head_size)}; },
               [](const P& p) {
-                  return Bytes{element(p) * double(p.batch * p.sequence) * double((2 * p.num_heads + 2 * p.num_kv_heads) * p.head_size)};
+                  return Bytes{element(p) * 3 * double(p.rows) * double(p.top_k) * double(p.width)};
               }},
-    KernelRow{"attention_backward", "batch sequence num_heads num_kv_heads head_size window",
-              [](const P& p) { return Flops{10 * visible_pairs(p) * double(p.num_heads * p.head_size)}; },
-              [](const P& p) {
-                  return Bytes{element(p) * double(p.batch * p.sequence) * double((4 * p.num_heads + 4 * p.num_kv_heads) * p.head_size)};
-              }},
+    KernelRow{
+        "attention_forward", "batch sequence num_heads num_kv_heads head_size window",
+        [](const P& p) { return Flops{4 * visible_pairs(p) * double(p.num_heads * p.head_size)}; },
+        [](const P& p) {
+            return Bytes{element(p) * double(p.batch * p.sequence) *
+                         double((2 * p.num_heads + 2 * p.num_kv_heads) * p.head_size)};
+        }},
+    KernelRow{
+        "attention_backward", "batch sequence num_heads num_kv_heads head_size window",
+        [](const P& p) { return Flops{10 * visible_pairs(p) * double(p.num_heads * p.head_size)}; },
+        [](const P& p) {
+            return Bytes{element(p) * double(p.batch * p.sequence) *
+                         double((4 * p.num_heads + 4 * p.num_kv_heads) * p.head_size)};
+        }},
     KernelRow{"cross_entropy_forward", kRowsWidth, no_flops, streamed<1>},
     KernelRow{"cross_entropy_backward", kRowsWidth, no_flops, streamed<2>},
-    KernelRow{"adamw", kRowsWidth, no_flops, [](const P& p) { return Bytes{stat(p) * 7 * double(p.rows) * double(p.width)}; }},
-    KernelRow{"gradient_norm", kRowsWidth, no_flops, [](const P& p) { return Bytes{stat(p) * double(p.rows) * double(p.width)}; }},
-    KernelRow{"gemm", "m n k transpose_a transpose_b", [](const P& p) { return Flops{2.0 * double(p.m) * double(p.n) * double(p.k)}; },
+    KernelRow{"adamw", kRowsWidth, no_flops,
+              [](const P& p) { return Bytes{stat(p) * 7 * double(p.rows) * double(p.width)}; }},
+    KernelRow{"gradient_norm", kRowsWidth, no_flops,
+              [](const P& p) { return Bytes{stat(p) * double(p.rows) * double(p.width)}; }},
+    KernelRow{"gemm", "m n k transpose_a transpose_b",
+              [](const P& p) { return Flops{2.0 * double(p.m) * double(p.n) * double(p.k)}; },
               [](const P& p) {
-                  return Bytes{element(p) * (double(p.m) * double(p.k) + double(p.k) * double(p.n) + double(p.m) * double(p.n))};
+                  return Bytes{element(p) * (double(p.m) * double(p.k) + double(p.k) * double(p.n) +
+                                             double(p.m) * double(p.n))};
               }},
     KernelRow{"grouped_gemm", "group_rows n k product",
               [](const P& p) { return Flops{2.0 * rows_of_groups(p) * double(p.n) * double(p.k)}; },
               [](const P& p) {
                   const double weights = double(p.group_rows.size()) * double(p.n) * double(p.k);
-                  const double each = p.product == GroupedProduct::weight_gradient ? 2 * stat(p) : element(p);
+                  const double each =
+                      p.product == GroupedProduct::weight_gradient ? 2 * stat(p) : element(p);
                   return Bytes{element(p) * rows_of_groups(p) * double(p.n + p.k) + each * weights};
               }},
     KernelRow{"copy", kRowsWidth, no_flops, streamed<2>},
@@ -102,7 +127,8 @@ const std::array kTable = {
 std::span<const KernelRow> kernel_rows() { return kTable; }
 
 const KernelRow* find_kernel_row(std::string_view name) {
-    const auto found = std::find_if(kTable.begin(), kTable.end(), [&](const KernelRow& row) { return row.name == name; });
+    const auto found = std::find_if(kTable.begin(), kTable.end(),
+                                    [&](const KernelRow& row) { return row.name == name; });
     return found == kTable.end() ? nullptr : &*found;
 }
 
@@ -127,15 +153,18 @@ struct PreparedKernel::Buffers {
     template <class T>
     T* upload(const std::vector<T>& host) {
         auto* out = static_cast<T*>(allocate(host.size() * sizeof(T)));
-        check(backend.copy(out, host.data(), host.size() * sizeof(T), nullptr), "copy to the device");
+        check(backend.copy(out, host.data(), host.size() * sizeof(T), nullptr),
+              "copy to the device");
         check(backend.synchronise(nullptr), "synchronise");
         return out;
     }
-    /// Random numbers, not zeros: power and clocks depend on data. About normal, by a sum of two uniforms; one block repeated.
+    /// Random numbers, not zeros: power and clocks depend on data. About normal, by a sum of two
+    /// uniforms; one block repeated.
     void* tensor(std::int64_t count, NumberFormat format, double size = 1, double shift = 0) {
         DrawStream stream(derive(seed, "tensor", next++));
         std::vector<float> block(std::size_t(std::min<std::int64_t>(count, 1 << 16)));
-        for (float& x : block) x = float(shift + size * 2.449 * (stream.uniform() + stream.uniform() - 1));
+        for (float& x : block)
+            x = float(shift + size * 2.449 * (stream.uniform() + stream.uniform() - 1));
         const std::size_t element = std::size_t(size_of(format).value);
         std::vector<char> raw(std::size_t(count) * element);
         for (std::int64_t i = 0; i < count; ++i) {
@@ -146,13 +175,17 @@ struct PreparedKernel::Buffers {
                 std::memcpy(to, &wide, sizeof wide);
             } else if (format == NumberFormat::f32) {
                 std::memcpy(to, &value, sizeof value);
-            } else {                    // bf16 as the upper half; other 2-byte and 1-byte formats take these bits as they come
+            } else {  // bf16 as the upper half; other 2-byte and 1-byte formats take these bits as
+                      // they come
                 std::uint32_t bits;
                 std::memcpy(&bits, &value, sizeof bits);
                 std::uint16_t upper = std::uint16_t(bits >> 16);
-                if (format == NumberFormat::f16) {      // sign, exponent rebiased (|value| < 8), mantissa cut
+                if (format ==
+                    NumberFormat::f16) {  // sign, exponent rebiased (|value| < 8), mantissa cut
                     const int exponent = int(bits >> 23 & 0xff) - 127 + 15;
-                    upper = std::uint16_t((bits >> 16 & 0x8000) | (exponent <= 0 ? 0 : (exponent << 10) | (bits >> 13 & 0x3ff)));
+                    upper = std::uint16_t(
+                        (bits >> 16 & 0x8000) |
+                        (exponent <= 0 ? 0 : (exponent << 10) | (bits >> 13 & 0x3ff)));
                 }
                 std::memcpy(to, &upper, std::min<std::size_t>(element, 2));
             }
@@ -176,7 +209,8 @@ struct PreparedKernel::Buffers {
                 while (repeated) {
                     id = std::int32_t(stream.below(std::uint64_t(experts)));
                     repeated = false;
-                    for (std::int64_t i = 0; i < j; ++i) repeated = repeated || ids[std::size_t(u * k + i)] == id;
+                    for (std::int64_t i = 0; i < j; ++i)
+                        repeated = repeated || ids[std::size_t(u * k + i)] == id;
                 }
                 ids[std::size_t(u * k + j)] = id;
             }
@@ -189,59 +223,88 @@ namespace {
 /// A call's arguments live in the closure; a missing pointer in the table is an answer.
 template <class Args>
 std::function<Status(Stream_*)> launch(Status (*kernel)(const Args*, Stream_*), Args args) {
-    return [kernel, args](Stream_* stream) { return kernel ? kernel(&args, stream) : status_of(kUnsupported, "this device lacks the kernel"); };
+    return [kernel, args](Stream_* stream) {
+        return kernel ? kernel(&args, stream)
+                      : status_of(kUnsupported, "this device lacks the kernel");
+    };
 }
 
 }  // namespace
 
-PreparedKernel::PreparedKernel(const Backend& backend, std::string_view name, const KernelProblem& p, Seed seed)
+PreparedKernel::PreparedKernel(const Backend& backend, std::string_view name,
+                               const KernelProblem& p, Seed seed)
     : buffers_(new Buffers(backend, seed)) {
-    std::unique_ptr<Buffers> guard(buffers_);       // until the end: a failed allocation must not leak the others
+    std::unique_ptr<Buffers> guard(
+        buffers_);  // until the end: a failed allocation must not leak the others
     Buffers& b = *buffers_;
     const KernelSet& set = *backend.kernels;
     const NumberFormat f = p.format, s = stat_format(f);
-    const std::int64_t rows = p.rows, width = p.width, experts = std::max<std::int64_t>(1, p.num_experts), k = p.top_k;
+    const std::int64_t rows = p.rows, width = p.width,
+                       experts = std::max<std::int64_t>(1, p.num_experts), k = p.top_k;
     assert(find_kernel_row(name) && "a kernel that is in no row of kernel_rows.cpp");
 
     if (name == "embedding_forward" || name == "embedding_backward") {
         const std::int64_t vocabulary = 32768;
         std::vector<std::int32_t> tokens(static_cast<std::size_t>(rows));
-        for (std::size_t t = 0; t < tokens.size(); ++t) tokens[t] = std::int32_t(draw(seed, "token", t) % std::uint64_t(vocabulary));
+        for (std::size_t t = 0; t < tokens.size(); ++t)
+            tokens[t] = std::int32_t(draw(seed, "token", t) % std::uint64_t(vocabulary));
         const auto* ids = b.upload(tokens);
         if (name == "embedding_forward")
-            launch_ = launch(set.embedding_forward,
-                             EmbeddingForward{ids, b.tensor(vocabulary * width, f), b.blank(rows * width, f), rows, width, vocabulary, f});
+            launch_ =
+                launch(set.embedding_forward,
+                       EmbeddingForward{ids, b.tensor(vocabulary * width, f),
+                                        b.blank(rows * width, f), rows, width, vocabulary, f});
         else
-            launch_ = launch(set.embedding_backward,
-                             EmbeddingBackward{ids, b.tensor(rows * width, f), b.blank(vocabulary * width, s), rows, width, vocabulary, f});
+            launch_ =
+                launch(set.embedding_backward, EmbeddingBackward{ids, b.tensor(rows * width, f),
+                                                                 b.blank(vocabulary * width, s),
+                                                                 rows, width, vocabulary, f});
     } else if (name == "rms_norm_forward") {
-        launch_ = launch(set.rms_norm_forward, RmsNormForward{b.tensor(rows * width, f), b.tensor(width, f, 0.1, 1), b.blank(rows * width, f),
-                                                              b.blank(rows, s), rows, width, 1e-6, f});
+        launch_ = launch(
+            set.rms_norm_forward,
+            RmsNormForward{b.tensor(rows * width, f), b.tensor(width, f, 0.1, 1),
+                           b.blank(rows * width, f), b.blank(rows, s), rows, width, 1e-6, f});
     } else if (name == "rms_norm_backward") {
-        launch_ = launch(set.rms_norm_backward,
-                         RmsNormBackward{b.tensor(rows * width, f), b.tensor(width, f, 0.1, 1), b.tensor(rows, s, 0.1, 1), b.tensor(rows * width, f),
-                                         b.blank(rows * width, f), b.blank(width, s), rows, width, false, f});
+        launch_ = launch(
+            set.rms_norm_backward,
+            RmsNormBackward{b.tensor(rows * width, f), b.tensor(width, f, 0.1, 1),
+                            b.tensor(rows, s, 0.1, 1), b.tensor(rows * width, f),
+                            b.blank(rows * width, f), b.blank(width, s), rows, width, false, f});
     } else if (name == "residual_add") {
-        launch_ = launch(set.residual_add, ResidualAdd{b.tensor(rows * width, f), b.tensor(rows * width, f), b.blank(rows * width, f), rows * width, f});
+        launch_ = launch(set.residual_add,
+                         ResidualAdd{b.tensor(rows * width, f), b.tensor(rows * width, f),
+                                     b.blank(rows * width, f), rows * width, f});
     } else if (name == "bias_forward") {
-        launch_ = launch(set.bias_forward, BiasForward{b.tensor(rows * width, f), b.tensor(width, f, 1e-3), nullptr, rows, width, 1, f});
+        launch_ = launch(set.bias_forward,
+                         BiasForward{b.tensor(rows * width, f), b.tensor(width, f, 1e-3), nullptr,
+                                     rows, width, 1, f});
     } else if (name == "bias_backward") {
-        launch_ = launch(set.bias_backward, BiasBackward{b.tensor(rows * width, f), b.blank(width, s), nullptr, rows, width, 1, f});
+        launch_ = launch(
+            set.bias_backward,
+            BiasBackward{b.tensor(rows * width, f), b.blank(width, s), nullptr, rows, width, 1, f});
     } else if (name == "rope_forward" || name == "rope_backward") {
         std::vector<std::int32_t> positions(static_cast<std::size_t>(rows));
         for (std::size_t t = 0; t < positions.size(); ++t) positions[t] = std::int32_t(t % 4096);
         const std::int64_t all = p.num_heads * p.head_size;
         launch_ = launch(name == "rope_forward" ? set.rope_forward : set.rope_backward,
-                         Rope{b.tensor(rows * all, f), b.upload(positions), rows, p.num_heads, p.head_size, all, 10000, f});
+                         Rope{b.tensor(rows * all, f), b.upload(positions), rows, p.num_heads,
+                              p.head_size, all, 10000, f});
     } else if (name.ends_with("glu_forward") || name == "gelu_forward" || name == "relu_forward") {
-        const auto kernel = name == "swiglu_forward" ? set.swiglu_forward : name == "gelu_forward" ? set.gelu_forward : set.relu_forward;
+        const auto kernel = name == "swiglu_forward" ? set.swiglu_forward
+                            : name == "gelu_forward" ? set.gelu_forward
+                                                     : set.relu_forward;
         const std::int64_t inputs = name == "swiglu_forward" ? 2 : 1;
-        launch_ = launch(kernel, ActivationForward{b.tensor(rows * width * inputs, f), b.blank(rows * width, f), rows, width, f});
-    } else if (name.ends_with("glu_backward") || name == "gelu_backward" || name == "relu_backward") {
-        const auto kernel = name == "swiglu_backward" ? set.swiglu_backward : name == "gelu_backward" ? set.gelu_backward : set.relu_backward;
+        launch_ = launch(kernel, ActivationForward{b.tensor(rows * width * inputs, f),
+                                                   b.blank(rows * width, f), rows, width, f});
+    } else if (name.ends_with("glu_backward") || name == "gelu_backward" ||
+               name == "relu_backward") {
+        const auto kernel = name == "swiglu_backward" ? set.swiglu_backward
+                            : name == "gelu_backward" ? set.gelu_backward
+                                                      : set.relu_backward;
         const std::int64_t inputs = name == "swiglu_backward" ? 2 : 1;
-        launch_ = launch(kernel, ActivationBackward{b.tensor(rows * width * inputs, f), b.tensor(rows * width, f), b.blank(rows * width * inputs, f),
-                                                    rows, width, f});
+        launch_ = launch(kernel, ActivationBackward{
+                                     b.tensor(rows * width * inputs, f), b.tensor(rows * width, f),
+                                     b.blank(rows * width * inputs, f), rows, width, f});
     } else if (name == "router_forward") {
         RouterForward call;
         call.logits = b.tensor(rows * experts, s);
@@ -257,7 +320,8 @@ PreparedKernel::PreparedKernel(const Backend& backend, std::string_view name, co
         launch_ = launch(set.router_forward, call);
     } else if (name == "router_backward") {
         RouterBackward call;
-        call.probabilities = b.tensor(rows * experts, s, 0.1 / double(experts), 1.0 / double(experts));
+        call.probabilities =
+            b.tensor(rows * experts, s, 0.1 / double(experts), 1.0 / double(experts));
         call.log_sum_exp = b.tensor(rows, s);
         call.expert_ids = b.upload(b.choices(rows, experts, k));
         call.gates = b.tensor(rows * k, s, 0.1, 0.5);
@@ -272,16 +336,24 @@ PreparedKernel::PreparedKernel(const Backend& backend, std::string_view name, co
         launch_ = launch(set.router_backward, call);
     } else if (name == "document_pool") {
         std::vector<std::int32_t> begin, size;
-        for (std::int64_t d = 0; d <= p.num_documents; ++d) begin.push_back(std::int32_t(rows * d / p.num_documents));
-        for (std::int64_t d = 0; d < p.num_documents; ++d) size.push_back(std::int32_t(1 + draw(seed, "pool", std::uint64_t(d)) % std::uint64_t(experts)));
-        launch_ = launch(set.document_pool,
-                         DocumentPoolMask{b.tensor(rows * experts, s, 0.1 / double(experts), 1.0 / double(experts)), b.upload(begin), b.upload(size),
-                                          b.blank(p.num_documents * experts, s), static_cast<std::uint8_t*>(b.blank(p.num_documents * experts, NumberFormat::u8)),
-                                          rows, experts, p.num_documents, s});
-    } else if (name == "permutation_map" || name.starts_with("permute") || name.starts_with("unpermute")) {
+        for (std::int64_t d = 0; d <= p.num_documents; ++d)
+            begin.push_back(std::int32_t(rows * d / p.num_documents));
+        for (std::int64_t d = 0; d < p.num_documents; ++d)
+            size.push_back(
+                std::int32_t(1 + draw(seed, "pool", std::uint64_t(d)) % std::uint64_t(experts)));
+        launch_ = launch(
+            set.document_pool,
+            DocumentPoolMask{
+                b.tensor(rows * experts, s, 0.1 / double(experts), 1.0 / double(experts)),
+                b.upload(begin), b.upload(size), b.blank(p.num_documents * experts, s),
+                static_cast<std::uint8_t*>(b.blank(p.num_documents * experts, NumberFormat::u8)),
+                rows, experts, p.num_documents, s});
+    } else if (name == "permutation_map" || name.starts_with("permute") ||
+               name.starts_with("unpermute")) {
         const auto ids = b.choices(rows, experts, k);
         // The map itself, on the host: stable by expert.
-        std::vector<std::int32_t> row_of_slot(ids.size()), slot_of_row(ids.size()), place(std::size_t(experts) + 1, 0);
+        std::vector<std::int32_t> row_of_slot(ids.size()), slot_of_row(ids.size()),
+            place(std::size_t(experts) + 1, 0);
         for (const std::int32_t id : ids) ++place[std::size_t(id) + 1];
         for (std::size_t e = 1; e < place.size(); ++e) place[e] += place[e - 1];
         for (std::size_t slot = 0; slot < ids.size(); ++slot) {
@@ -290,25 +362,36 @@ PreparedKernel::PreparedKernel(const Backend& backend, std::string_view name, co
         }
         const std::int64_t routed = rows * k;
         if (name == "permutation_map") {
-            const auto i32 = [&](std::int64_t count) { return static_cast<std::int32_t*>(b.blank(count, NumberFormat::i32)); };
+            const auto i32 = [&](std::int64_t count) {
+                return static_cast<std::int32_t*>(b.blank(count, NumberFormat::i32));
+            };
             launch_ = launch(set.permutation_map,
-                             PermutationMap{b.upload(ids), i32(experts), i32(experts + 1), i32(routed), i32(routed), rows, k, experts, 0});
+                             PermutationMap{b.upload(ids), i32(experts), i32(experts + 1),
+                                            i32(routed), i32(routed), rows, k, experts, 0});
         } else if (name == "permute_forward") {
             launch_ = launch(set.permute_forward,
-                             PermuteForward{b.tensor(rows * width, f), b.upload(slot_of_row), b.blank(routed * width, f), routed, width, k, f});
+                             PermuteForward{b.tensor(rows * width, f), b.upload(slot_of_row),
+                                            b.blank(routed * width, f), routed, width, k, f});
         } else if (name == "permute_backward") {
             launch_ = launch(set.permute_backward,
-                             PermuteBackward{b.tensor(routed * width, f), b.upload(row_of_slot), b.blank(rows * width, f), rows, width, k, false, f});
+                             PermuteBackward{b.tensor(routed * width, f), b.upload(row_of_slot),
+                                             b.blank(rows * width, f), rows, width, k, false, f});
         } else if (name == "unpermute_forward") {
-            launch_ = launch(set.unpermute_forward, UnpermuteForward{b.tensor(routed * width, f), b.upload(row_of_slot), b.tensor(routed, s, 0.1, 0.5),
-                                                                     b.blank(rows * width, f), rows, width, k, false, f});
+            launch_ = launch(set.unpermute_forward,
+                             UnpermuteForward{b.tensor(routed * width, f), b.upload(row_of_slot),
+                                              b.tensor(routed, s, 0.1, 0.5),
+                                              b.blank(rows * width, f), rows, width, k, false, f});
         } else {
-            launch_ = launch(set.unpermute_backward,
-                             UnpermuteBackward{b.tensor(routed * width, f), b.tensor(rows * width, f), b.upload(row_of_slot), b.tensor(routed, s, 0.1, 0.5),
-                                               b.blank(routed * width, f), b.blank(routed, s), rows, width, k, f});
+            launch_ =
+                launch(set.unpermute_backward,
+                       UnpermuteBackward{b.tensor(routed * width, f), b.tensor(rows * width, f),
+                                         b.upload(row_of_slot), b.tensor(routed, s, 0.1, 0.5),
+                                         b.blank(routed * width, f), b.blank(routed, s), rows,
+                                         width, k, f});
         }
     } else if (name == "attention_forward" || name == "attention_backward") {
-        const std::int64_t tokens = p.batch * p.sequence, all = (p.num_heads + 2 * p.num_kv_heads) * p.head_size;
+        const std::int64_t tokens = p.batch * p.sequence,
+                           all = (p.num_heads + 2 * p.num_kv_heads) * p.head_size;
         const std::size_t element_bytes = std::size_t(size_of(f).value);
         auto* qkv = static_cast<char*>(b.tensor(tokens * all, f));
         AttentionForward call;
@@ -329,22 +412,32 @@ PreparedKernel::PreparedKernel(const Backend& backend, std::string_view name, co
         if (name == "attention_forward") {
             launch_ = launch(set.attention_forward, call);
         } else {
-            if (set.attention_forward) check(set.attention_forward(&call, nullptr), "attention_forward");
+            if (set.attention_forward)
+                check(set.attention_forward(&call, nullptr), "attention_forward");
             auto* dqkv = static_cast<char*>(b.blank(tokens * all, f));
-            launch_ = launch(set.attention_backward,
-                             AttentionBackward{call, b.tensor(tokens * p.num_heads * p.head_size, f), dqkv,
-                                               dqkv + std::size_t(p.num_heads * p.head_size) * element_bytes,
-                                               dqkv + std::size_t((p.num_heads + p.num_kv_heads) * p.head_size) * element_bytes});
+            launch_ = launch(
+                set.attention_backward,
+                AttentionBackward{call, b.tensor(tokens * p.num_heads * p.head_size, f), dqkv,
+                                  dqkv + std::size_t(p.num_heads * p.head_size) * element_bytes,
+                                  dqkv + std::size_t((p.num_heads + p.num_kv_heads) * p.head_size) *
+                                             element_bytes});
         }
     } else if (name == "cross_entropy_forward" || name == "cross_entropy_backward") {
         std::vector<std::int32_t> targets(static_cast<std::size_t>(rows));
-        for (std::size_t t = 0; t < targets.size(); ++t) targets[t] = std::int32_t(draw(seed, "target", t) % std::uint64_t(std::max<std::int64_t>(1, width)));
+        for (std::size_t t = 0; t < targets.size(); ++t)
+            targets[t] = std::int32_t(draw(seed, "target", t) %
+                                      std::uint64_t(std::max<std::int64_t>(1, width)));
         const auto* ids = b.upload(targets);
         if (name == "cross_entropy_forward")
-            launch_ = launch(set.cross_entropy_forward, CrossEntropyForward{b.tensor(rows * width, f), ids, b.blank(rows, s), b.blank(rows, s), rows, width, f});
+            launch_ = launch(set.cross_entropy_forward,
+                             CrossEntropyForward{b.tensor(rows * width, f), ids, b.blank(rows, s),
+                                                 b.blank(rows, s), rows, width, f});
         else
-            launch_ = launch(set.cross_entropy_backward, CrossEntropyBackward{b.tensor(rows * width, f), b.tensor(rows, s, 0.1, std::log(double(width)) + 0.5), ids,
-                                                                              b.blank(rows * width, f), rows, width, 1, f});
+            launch_ =
+                launch(set.cross_entropy_backward,
+                       CrossEntropyBackward{b.tensor(rows * width, f),
+                                            b.tensor(rows, s, 0.1, std::log(double(width)) + 0.5),
+                                            ids, b.blank(rows * width, f), rows, width, 1, f});
     } else if (name == "adamw") {
         const std::int64_t count = rows * width;
         AdamW call;
@@ -360,8 +453,10 @@ PreparedKernel::PreparedKernel(const Backend& backend, std::string_view name, co
         call.format = f;
         launch_ = launch(set.adamw, call);
     } else if (name == "gradient_norm") {
-        launch_ = launch(set.gradient_norm,
-                         GradientNorm{b.tensor(rows * width, s), static_cast<double*>(b.blank(1, NumberFormat::f64)), rows * width, f});
+        launch_ = launch(
+            set.gradient_norm,
+            GradientNorm{b.tensor(rows * width, s),
+                         static_cast<double*>(b.blank(1, NumberFormat::f64)), rows * width, f});
     } else if (name == "gemm") {
         GemmCall call;
         call.a = b.tensor(p.m * p.k, f);
@@ -379,13 +474,15 @@ PreparedKernel::PreparedKernel(const Backend& backend, std::string_view name, co
         launch_ = launch(set.gemm, call);
     } else if (name == "grouped_gemm") {
         auto offsets = std::make_shared<std::vector<std::int32_t>>(1, 0);
-        for (const std::uint32_t r : p.group_rows) offsets->push_back(offsets->back() + std::int32_t(r));
+        for (const std::uint32_t r : p.group_rows)
+            offsets->push_back(offsets->back() + std::int32_t(r));
         const std::int64_t total = offsets->back(), groups = std::int64_t(p.group_rows.size());
         const bool weights_out = p.product == GroupedProduct::weight_gradient;
         GroupedGemmCall call;
         call.x = b.tensor(total * p.k, f);
         call.y = b.tensor(total * p.n, f);
-        call.w = weights_out ? b.blank(groups * p.n * p.k, s) : b.tensor(groups * p.n * p.k, f, 0.02);
+        call.w =
+            weights_out ? b.blank(groups * p.n * p.k, s) : b.tensor(groups * p.n * p.k, f, 0.02);
         call.offsets = b.upload(*offsets);
         call.host_offsets = offsets->data();
         call.num_experts = groups;
@@ -394,11 +491,15 @@ PreparedKernel::PreparedKernel(const Backend& backend, std::string_view name, co
         call.k = p.k;
         call.product = p.product;
         call.format = f;
-        launch_ = [run = launch(set.grouped_gemm, call), offsets](Stream_* stream) { return run(stream); };
-    } else {                            // copy
+        launch_ = [run = launch(set.grouped_gemm, call), offsets](Stream_* stream) {
+            return run(stream);
+        };
+    } else {  // copy
         const std::size_t size = std::size_t(rows * width) * std::size_t(size_of(f).value);
         void *from = b.tensor(rows * width, f), *to = b.blank(rows * width, f);
-        launch_ = [&backend, from, to, size](Stream_* stream) { return backend.copy(to, from, size, stream); };
+        launch_ = [&backend, from, to, size](Stream_* stream) {
+            return backend.copy(to, from, size, stream);
+        };
     }
     guard.release();
 }

@@ -1,5 +1,5 @@
-/// Ranks by MPI, on host memory. Exchanges are pairs of Isend and Irecv, not MPI_Alltoallv: its displacements are ints. Messages above
-/// 1 GiB go in pieces for the same reason.
+/// Ranks by MPI, on host memory. Exchanges are pairs of Isend and Irecv, not MPI_Alltoallv: its
+/// displacements are ints. Messages above 1 GiB go in pieces for the same reason.
 #include <mpi.h>
 
 #include <algorithm>
@@ -30,13 +30,14 @@ struct State {
 };
 MPI_Comm comm_of(void* state) { return static_cast<State*>(state)->comm; }
 
-#define MOEPLAN_TRY(call)                                                              \
-    do {                                                                               \
-        const int code_ = (call);                                                      \
-        if (code_ != MPI_SUCCESS) return status_from(code_, #call);                    \
+#define MOEPLAN_TRY(call)                                           \
+    do {                                                            \
+        const int code_ = (call);                                   \
+        if (code_ != MPI_SUCCESS) return status_from(code_, #call); \
     } while (false)
 
-Status exchange(MPI_Comm comm, const char* send, const std::int64_t* send_bytes, char* receive, const std::int64_t* receive_bytes) {
+Status exchange(MPI_Comm comm, const char* send, const std::int64_t* send_bytes, char* receive,
+                const std::int64_t* receive_bytes) {
     int rank = 0, size = 1;
     MPI_Comm_rank(comm, &rank);
     MPI_Comm_size(comm, &size);
@@ -50,51 +51,66 @@ Status exchange(MPI_Comm comm, const char* send, const std::int64_t* send_bytes,
         const int from = (rank - step + size) % size;
         for (std::int64_t at = 0; at < receive_bytes[from]; at += kPiece) {
             requests.emplace_back();
-            MOEPLAN_TRY(MPI_Irecv(receive + receive_at[std::size_t(from)] + at, int(std::min(kPiece, receive_bytes[from] - at)), MPI_BYTE, from, kTag,
-                                  comm, &requests.back()));
+            MOEPLAN_TRY(MPI_Irecv(receive + receive_at[std::size_t(from)] + at,
+                                  int(std::min(kPiece, receive_bytes[from] - at)), MPI_BYTE, from,
+                                  kTag, comm, &requests.back()));
         }
     }
     for (int step = 1; step < size; ++step) {
         const int to = (rank + step) % size;
         for (std::int64_t at = 0; at < send_bytes[to]; at += kPiece) {
             requests.emplace_back();
-            MOEPLAN_TRY(MPI_Isend(send + send_at[std::size_t(to)] + at, int(std::min(kPiece, send_bytes[to] - at)), MPI_BYTE, to, kTag, comm,
-                                  &requests.back()));
+            MOEPLAN_TRY(MPI_Isend(send + send_at[std::size_t(to)] + at,
+                                  int(std::min(kPiece, send_bytes[to] - at)), MPI_BYTE, to, kTag,
+                                  comm, &requests.back()));
         }
     }
     if (send_bytes[rank] > 0)
-        std::memmove(receive + receive_at[std::size_t(rank)], send + send_at[std::size_t(rank)], std::size_t(send_bytes[rank]));
+        std::memmove(receive + receive_at[std::size_t(rank)], send + send_at[std::size_t(rank)],
+                     std::size_t(send_bytes[rank]));
     MOEPLAN_TRY(MPI_Waitall(int(requests.size()), requests.data(), MPI_STATUSES_IGNORE));
     return {};
 }
 
-Status all_to_all_v(void* state, const void* send, const std::int64_t* send_bytes, void* receive, const std::int64_t* receive_bytes, Stream_*) {
-    return exchange(comm_of(state), static_cast<const char*>(send), send_bytes, static_cast<char*>(receive), receive_bytes);
+Status all_to_all_v(void* state, const void* send, const std::int64_t* send_bytes, void* receive,
+                    const std::int64_t* receive_bytes, Stream_*) {
+    return exchange(comm_of(state), static_cast<const char*>(send), send_bytes,
+                    static_cast<char*>(receive), receive_bytes);
 }
 
 MPI_Datatype type_of(NumberFormat format) {
     switch (format) {
-        case NumberFormat::f64: return MPI_DOUBLE;
-        case NumberFormat::f32: return MPI_FLOAT;
-        case NumberFormat::i64: return MPI_INT64_T;
-        case NumberFormat::i32: return MPI_INT32_T;
-        case NumberFormat::u16: return MPI_UINT16_T;
-        case NumberFormat::u8: return MPI_UINT8_T;
-        default: return MPI_DATATYPE_NULL;
+        case NumberFormat::f64:
+            return MPI_DOUBLE;
+        case NumberFormat::f32:
+            return MPI_FLOAT;
+        case NumberFormat::i64:
+            return MPI_INT64_T;
+        case NumberFormat::i32:
+            return MPI_INT32_T;
+        case NumberFormat::u16:
+            return MPI_UINT16_T;
+        case NumberFormat::u8:
+            return MPI_UINT8_T;
+        default:
+            return MPI_DATATYPE_NULL;
     }
 }
 
-Status all_reduce(void* state, void* data, std::int64_t count, NumberFormat format, Reduction reduction, Stream_*) {
+Status all_reduce(void* state, void* data, std::int64_t count, NumberFormat format,
+                  Reduction reduction, Stream_*) {
     const MPI_Datatype type = type_of(format);
     if (type == MPI_DATATYPE_NULL) return status_of(kUnsupported, "MPI has no such number format");
     const std::int64_t piece = kPiece / 8, element = std::int64_t(size_of(format).value);
     for (std::int64_t at = 0; at < count; at += piece)
-        MOEPLAN_TRY(MPI_Allreduce(MPI_IN_PLACE, static_cast<char*>(data) + at * element, int(std::min(piece, count - at)), type,
+        MOEPLAN_TRY(MPI_Allreduce(MPI_IN_PLACE, static_cast<char*>(data) + at * element,
+                                  int(std::min(piece, count - at)), type,
                                   reduction == Reduction::sum ? MPI_SUM : MPI_MAX, comm_of(state)));
     return {};
 }
 
-Status reduce_scatter(void* state, const void* data, void* out, std::int64_t count, NumberFormat format, Stream_*) {
+Status reduce_scatter(void* state, const void* data, void* out, std::int64_t count,
+                      NumberFormat format, Stream_*) {
     const MPI_Datatype type = type_of(format);
     if (type == MPI_DATATYPE_NULL) return status_of(kUnsupported, "MPI has no such number format");
     if (count > kPiece) return status_of(kUnsupported, "a block of more than 2^30 elements");
@@ -103,7 +119,8 @@ Status reduce_scatter(void* state, const void* data, void* out, std::int64_t cou
 }
 
 /// Everyone's block to everyone: an exchange in which the same bytes go to all.
-Status all_gather_v(void* state, const void* send, std::int64_t send_bytes, void* receive, const std::int64_t* receive_bytes, Stream_*) {
+Status all_gather_v(void* state, const void* send, std::int64_t send_bytes, void* receive,
+                    const std::int64_t* receive_bytes, Stream_*) {
     const MPI_Comm comm = comm_of(state);
     int rank = 0, size = 1;
     MPI_Comm_rank(comm, &rank);
@@ -118,15 +135,17 @@ Status all_gather_v(void* state, const void* send, std::int64_t send_bytes, void
         }
         for (std::int64_t part = 0; part < receive_bytes[r]; part += kPiece) {
             requests.emplace_back();
-            MOEPLAN_TRY(MPI_Irecv(to + part, int(std::min(kPiece, receive_bytes[r] - part)), MPI_BYTE, r, kTag, comm, &requests.back()));
+            MOEPLAN_TRY(MPI_Irecv(to + part, int(std::min(kPiece, receive_bytes[r] - part)),
+                                  MPI_BYTE, r, kTag, comm, &requests.back()));
         }
     }
     for (int r = 0; r < size; ++r)
         if (r != rank)
             for (std::int64_t part = 0; part < send_bytes; part += kPiece) {
                 requests.emplace_back();
-                MOEPLAN_TRY(MPI_Isend(static_cast<const char*>(send) + part, int(std::min(kPiece, send_bytes - part)), MPI_BYTE, r, kTag, comm,
-                                      &requests.back()));
+                MOEPLAN_TRY(MPI_Isend(static_cast<const char*>(send) + part,
+                                      int(std::min(kPiece, send_bytes - part)), MPI_BYTE, r, kTag,
+                                      comm, &requests.back()));
             }
     MOEPLAN_TRY(MPI_Waitall(int(requests.size()), requests.data(), MPI_STATUSES_IGNORE));
     return {};
@@ -134,18 +153,20 @@ Status all_gather_v(void* state, const void* send, std::int64_t send_bytes, void
 
 Status broadcast(void* state, void* data, std::int64_t bytes, int root, Stream_*) {
     for (std::int64_t at = 0; at < bytes; at += kPiece)
-        MOEPLAN_TRY(MPI_Bcast(static_cast<char*>(data) + at, int(std::min(kPiece, bytes - at)), MPI_BYTE, root, comm_of(state)));
+        MOEPLAN_TRY(MPI_Bcast(static_cast<char*>(data) + at, int(std::min(kPiece, bytes - at)),
+                              MPI_BYTE, root, comm_of(state)));
     return {};
 }
 Status send(void* state, const void* data, std::int64_t bytes, int to, Stream_*) {
     for (std::int64_t at = 0; at < bytes; at += kPiece)
-        MOEPLAN_TRY(MPI_Send(static_cast<const char*>(data) + at, int(std::min(kPiece, bytes - at)), MPI_BYTE, to, kTag, comm_of(state)));
+        MOEPLAN_TRY(MPI_Send(static_cast<const char*>(data) + at, int(std::min(kPiece, bytes - at)),
+                             MPI_BYTE, to, kTag, comm_of(state)));
     return {};
 }
 Status receive(void* state, void* data, std::int64_t bytes, int from, Stream_*) {
     for (std::int64_t at = 0; at < bytes; at += kPiece)
-        MOEPLAN_TRY(MPI_Recv(static_cast<char*>(data) + at, int(std::min(kPiece, bytes - at)), MPI_BYTE, from, kTag, comm_of(state),
-                             MPI_STATUS_IGNORE));
+        MOEPLAN_TRY(MPI_Recv(static_cast<char*>(data) + at, int(std::min(kPiece, bytes - at)),
+                             MPI_BYTE, from, kTag, comm_of(state), MPI_STATUS_IGNORE));
     return {};
 }
 Status barrier(void* state) {
@@ -198,7 +219,8 @@ CommunicatorTable mpi_world() {
     if (!begun) {
         int provided = 0;
         if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS)
-            throw EnvironmentError("MPI_Init failed: was this process launched by an mpirun of the same MPI?");
+            throw EnvironmentError(
+                "MPI_Init failed: was this process launched by an mpirun of the same MPI?");
         std::atexit([] {
             int ended = 0;
             MPI_Finalized(&ended);

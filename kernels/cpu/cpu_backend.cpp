@@ -33,7 +33,8 @@ Status allocate(std::size_t bytes, void** out) {
     void* block = std::aligned_alloc(kAlignment, whole);
     if (!block) {
         *out = nullptr;
-        return status_of(kOutOfMemory, "out of memory: " + std::to_string(bytes) + " bytes asked for");
+        return status_of(kOutOfMemory,
+                         "out of memory: " + std::to_string(bytes) + " bytes asked for");
     }
     std::memcpy(block, &bytes, sizeof bytes);
     *out = static_cast<char*>(block) + kAlignment;
@@ -87,11 +88,13 @@ Status elapsed(const Event_* begin, const Event_* end, double* seconds) {
     return {};
 }
 
-/// The best instruction set of this CPU, or what $MOEPLAN_CPU asks for (baseline, avx2, avx512) where the CPU has it.
+/// The best instruction set of this CPU, or what $MOEPLAN_CPU asks for (baseline, avx2, avx512)
+/// where the CPU has it.
 const char* instruction_set() {
     const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-                            __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+    const bool has_avx512 =
+        has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
     const char* asked = std::getenv("MOEPLAN_CPU");
     const std::string wanted = asked ? asked : "avx512";
     if (wanted == "avx512" && has_avx512) return "avx512";
@@ -127,7 +130,8 @@ DeviceFacts make_facts(const std::string& set) {
         const auto colon = line.find(": ");
         if (colon == std::string::npos) continue;
         if (line.starts_with("model name")) name = line.substr(colon + 2);
-        if (line.starts_with("cpu MHz") && facts.clock_hz == 0) facts.clock_hz = std::atof(line.c_str() + colon + 2) * 1e6;
+        if (line.starts_with("cpu MHz") && facts.clock_hz == 0)
+            facts.clock_hz = std::atof(line.c_str() + colon + 2) * 1e6;
     }
     put(facts.name, sizeof facts.name, name);
     put(facts.driver, sizeof facts.driver, "oneDNN sgemm, loops in " + set);
@@ -137,7 +141,9 @@ DeviceFacts make_facts(const std::string& set) {
     facts.l2_bytes = cache > 0 ? std::uint64_t(cache) : 32u << 20;
     cpu_set_t cores;
     CPU_ZERO(&cores);
-    facts.num_sms = sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : int(sysconf(_SC_NPROCESSORS_ONLN));
+    facts.num_sms = sched_getaffinity(0, sizeof cores, &cores) == 0
+                        ? CPU_COUNT(&cores)
+                        : int(sysconf(_SC_NPROCESSORS_ONLN));
     return facts;
 }
 
@@ -167,11 +173,13 @@ void* scratch(int slot, std::size_t bytes) {
 }  // namespace cpu
 
 const Backend& cpu_backend() {
-    static const StreamSet streams = {create_stream, release_stream, create_event, release_event, record, wait, elapsed};
+    static const StreamSet streams = {create_stream, release_stream, create_event, release_event,
+                                      record,        wait,           elapsed};
     static const std::string set = instruction_set();
     static const DeviceFacts facts = make_facts(set);
     static const KernelSet kernels = make_kernels(set);
-    static const Backend backend = {Device::cpu, 0, allocate, release, copy, set_zero, synchronise, &streams, &facts, &kernels};
+    static const Backend backend = {Device::cpu, 0,           allocate, release, copy,
+                                    set_zero,    synchronise, &streams, &facts,  &kernels};
     return backend;
 }
 

@@ -5,25 +5,35 @@
 
 namespace moeplan::cpu {
 
-/// @name The same sources compiled for three instruction sets; each fills in all rows but the products and the permutation map.
+/// @name The same sources compiled for three instruction sets; each fills in all rows but the
+/// products and the permutation map.
 /// @{
-namespace baseline { void fill(KernelSet& set); }
-namespace avx2 { void fill(KernelSet& set); }
-namespace avx512 { void fill(KernelSet& set); }
+namespace baseline {
+void fill(KernelSet& set);
+}
+namespace avx2 {
+void fill(KernelSet& set);
+}
+namespace avx512 {
+void fill(KernelSet& set);
+}
 /// @}
 
 /// c = alpha · op(a) · op(b) + beta · c (gemm.cpp): oneDNN for f32, plain loops for f64.
-void multiply(bool transpose_a, bool transpose_b, std::int64_t m, std::int64_t n, std::int64_t k, float alpha, const float* a,
-              std::int64_t lda, const float* b, std::int64_t ldb, float beta, float* c, std::int64_t ldc);
-void multiply(bool transpose_a, bool transpose_b, std::int64_t m, std::int64_t n, std::int64_t k, double alpha, const double* a,
-              std::int64_t lda, const double* b, std::int64_t ldb, double beta, double* c, std::int64_t ldc);
+void multiply(bool transpose_a, bool transpose_b, std::int64_t m, std::int64_t n, std::int64_t k,
+              float alpha, const float* a, std::int64_t lda, const float* b, std::int64_t ldb,
+              float beta, float* c, std::int64_t ldc);
+void multiply(bool transpose_a, bool transpose_b, std::int64_t m, std::int64_t n, std::int64_t k,
+              double alpha, const double* a, std::int64_t lda, const double* b, std::int64_t ldb,
+              double beta, double* c, std::int64_t ldc);
 
 Status gemm(const GemmCall*, Stream_*);
 Status grouped_gemm(const GroupedGemmCall*, Stream_*);
 Status permutation_map(const PermutationMap*, Stream_*);
 Status convert(const Convert*, Stream_*);
 
-/// Scratch memory of this thread, at least so many bytes; content undefined, valid until the next call with the same slot.
+/// Scratch memory of this thread, at least so many bytes; content undefined, valid until the next
+/// call with the same slot.
 void* scratch(int slot, std::size_t bytes);
 
 }  // namespace moeplan::cpu

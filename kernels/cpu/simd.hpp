@@ -1,33 +1,40 @@
-/// Vectors of one cache line by the compiler's vector extension: the same source, and the same bytes of result, on SSE2, AVX2 and AVX-512
-/// (lanes are added in one fixed order and products are not fused).
+/// Vectors of one cache line by the compiler's vector extension: the same source, and the same
+/// bytes of result, on SSE2, AVX2 and AVX-512 (lanes are added in one fixed order and products are
+/// not fused).
 ///
-/// Included by sources that are compiled once for each instruction set (MOEPLAN_ISA). Everything here is in an unnamed namespace, and no
-/// template of the standard library is used: a merged copy with the wrong instructions would run on a CPU that lacks them.
+/// Included by sources that are compiled once for each instruction set (MOEPLAN_ISA). Everything
+/// here is in an unnamed namespace, and no template of the standard library is used: a merged copy
+/// with the wrong instructions would run on a CPU that lacks them.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
-#pragma GCC diagnostic ignored "-Wpsabi"        // vectors never cross a call: all is inlined
+#pragma GCC diagnostic ignored "-Wpsabi"  // vectors never cross a call: all is inlined
 
 namespace moeplan {
 namespace {
 
 #define MOEPLAN_INLINE inline __attribute__((always_inline))
 
-template <class T> struct Vector;
-template <> struct Vector<float> {
+template <class T>
+struct Vector;
+template <>
+struct Vector<float> {
     typedef float type __attribute__((vector_size(64)));
     typedef std::int32_t integers __attribute__((vector_size(64)));
     static constexpr std::int64_t lanes = 16;
 };
-template <> struct Vector<double> {
+template <>
+struct Vector<double> {
     typedef double type __attribute__((vector_size(64)));
     typedef std::int64_t integers __attribute__((vector_size(64)));
     static constexpr std::int64_t lanes = 8;
 };
-template <class T> using Vec = typename Vector<T>::type;
-template <class T> constexpr std::int64_t kLanes = Vector<T>::lanes;
+template <class T>
+using Vec = typename Vector<T>::type;
+template <class T>
+constexpr std::int64_t kLanes = Vector<T>::lanes;
 
 /// `count` lanes from memory, the rest filled.
 template <class T>
@@ -69,12 +76,13 @@ MOEPLAN_INLINE T max_lanes(Vec<T> v) {
     return v[0];
 }
 
-/// e^x to 1 ulp or two (Cephes' polynomial after removing whole powers of two). NaN stays NaN; below −87.3 the result is about 1e−38 or 0.
+/// e^x to 1 ulp or two (Cephes' polynomial after removing whole powers of two). NaN stays NaN;
+/// below −87.3 the result is about 1e−38 or 0.
 MOEPLAN_INLINE Vec<float> exp_of(Vec<float> x) {
     using V = Vec<float>;
     const V low = V{} - 87.33654f, high = V{} + 88.37626f;
     const V inside = x < low ? low : (x > high ? high : x);
-    const V magic = V{} + 12582912.f;                                   // 1.5 · 2^23: adding it rounds to whole numbers
+    const V magic = V{} + 12582912.f;  // 1.5 · 2^23: adding it rounds to whole numbers
     const V powers = (inside * 1.44269504088896341f + magic) - magic;
     V r = inside - powers * 0.693359375f;
     r = r - powers * -2.12194440e-4f;

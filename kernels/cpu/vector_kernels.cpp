@@ -1,4 +1,5 @@
-/// The kernels that loop themselves, compiled once for each instruction set (MOEPLAN_ISA names it); see simd.hpp.
+/// The kernels that loop themselves, compiled once for each instruction set (MOEPLAN_ISA names it);
+/// see simd.hpp.
 #include "kernels/cpu/cpu_kernels.hpp"
 #include "kernels/cpu/dispatch.hpp"
 #include "kernels/cpu/simd.hpp"
@@ -6,9 +7,9 @@
 namespace moeplan::cpu::MOEPLAN_ISA {
 namespace {
 
+#include "kernels/cpu/attention.inc"
 #include "kernels/cpu/elementwise.inc"
 #include "kernels/cpu/routing.inc"
-#include "kernels/cpu/attention.inc"
 
 }  // namespace
 
