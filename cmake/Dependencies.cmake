@@ -4,6 +4,7 @@ find_package(nlohmann_json 3.11 REQUIRED)
 find_package(fmt REQUIRED)
 find_package(CLI11 REQUIRED)
 find_package(HDF5 REQUIRED COMPONENTS C)
+find_package(ZLIB REQUIRED)
 find_package(Boost 1.74 REQUIRED)
 # oneDNN's own CMake package asks for OpenCL, which its CPU engine does not need: find the library itself.
 find_path(DNNL_INCLUDE_DIR oneapi/dnnl/dnnl.hpp REQUIRED)

@@ -38,8 +38,8 @@ class Permutation {
     int half_bits_ = 1;
 };
 
-std::uint32_t document_begin(const TokenData& data, std::size_t document) {
-    return document == 0 ? 0 : static_cast<std::uint32_t>(data.document_ends[document - 1]);
+std::uint64_t document_begin(const TokenData& data, std::size_t document) {
+    return document == 0 ? 0 : data.document_ends[document - 1];
 }
 
 constexpr char kMagic[8] = {'m', 'o', 'e', 't', 'o', 'k', '1', '\n'};
@@ -181,9 +181,10 @@ PackedTokens pack(const TokenData& data, Part part, const Packing& packing) {
         const auto domain = data.document_domains[document];
         if (is_held_out(packing, document) != (part == Part::held_out)) continue;
         if (packing.only_domain >= 0 && domain != packing.only_domain) continue;
-        const auto begin = document_begin(data, document),
-                   end = static_cast<std::uint32_t>(data.document_ends[document]);
-        out.tokens.insert(out.tokens.end(), data.tokens.begin() + begin, data.tokens.begin() + end);
+        const auto begin = document_begin(data, document), end = data.document_ends[document];
+        out.tokens.insert(out.tokens.end(),
+                          data.tokens.begin() + static_cast<std::ptrdiff_t>(begin),
+                          data.tokens.begin() + static_cast<std::ptrdiff_t>(end));
         out.documents.insert(out.documents.end(), end - begin, document);
         out.domains.insert(out.domains.end(), end - begin, domain);
         ++out.num_documents;
