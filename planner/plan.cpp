@@ -1,0 +1,507 @@
+#include "planner/plan.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <set>
+#include <tuple>
+
+#include "core/errors.hpp"
+#include "core/quantity_text.hpp"
+#include "core/text.hpp"
+#include "model/check.hpp"
+#include "model/op_counts.hpp"
+#include "planner/parallel_for.hpp"
+
+namespace moeplan {
+namespace {
+
+/// One legal combination that fits; the case itself is made when it is run, as there may be
+/// millions.
+struct Point {
+    std::size_t model = 0, layout = 0, schedule = 0;  ///< the schedule: index into schedules_of
+    Seconds bound;
+    Bytes fullest;
+    Seconds coarse_time = {std::numeric_limits<double>::infinity()};
+    StepReport coarse;
+};
+
+/// What became of the combinations of one model and one layout.
+struct Outcome {
+    std::map<std::string, Refused> refused;
+    std::vector<Point> points;
+    std::int64_t combinations = 0, legal = 0;
+    double least_need = std::numeric_limits<double>::infinity();  ///< of those that do not fit
+    std::string least_need_at;
+};
+
+void count_refused(std::map<std::string, Refused>& refused, const std::string& rule,
+                   std::int64_t count, const std::string& example,
+                   const std::vector<std::string>& nearest = {}) {
+    Refused& entry = refused[rule];
+    if (entry.count == 0) {
+        entry.rule = rule;
+        entry.example = example;
+        entry.nearest = nearest;
+    }
+    entry.count += count;
+}
+
+/// Every broken rule of a layout once.
+std::vector<Finding> broken_rules(const ModelSpec& model, const ParallelLayout& layout,
+                                  const StepSchedule& schedule, int world) {
+    std::vector<Finding> out;
+    std::set<std::string> seen;
+    for (Finding& finding : check_layout(model, layout, schedule, world))
+        if (finding.severity == Severity::broken && seen.insert(finding.rule).second)
+            out.push_back(std::move(finding));
+    return out;
+}
+
+Bytes fullest_rank(const StepCase& step, double hot_rank_load) {
+    Bytes most{};
+    for (const StageMemory& stage :
+         memory_by_stage(step.model, step.layout, step.schedule, hot_rank_load))
+        most = std::max(most, stage.total());
+    return most;
+}
+
+std::string words_of(const ParallelLayout& l, const StepSchedule& s) {
+    return "tp " + std::to_string(l.tensor_parallel_size) + " cp " +
+           std::to_string(l.context_parallel_size) + " pp " +
+           std::to_string(l.pipeline_parallel_size) + " dp " +
+           std::to_string(l.data_parallel_size) + " ep " + std::to_string(l.expert_parallel_size) +
+           " etp " + std::to_string(l.expert_tensor_parallel_size) + ", micro-batch " +
+           std::to_string(s.micro_batch_size) +
+           (s.recompute.full              ? ", full recompute"
+            : s.recompute.modules.empty() ? ""
+                                          : ", selective recompute") +
+           ", " + std::string(name_of(s.sharding));
+}
+
+/// Legality, memory and bound of all schedules of one model and layout.
+Outcome sift(const SearchSpace& space, StepCase& step, std::size_t model, std::size_t layout,
+             int global_batch, Bytes limit, const std::function<Seconds(const StepCase&)>& bound) {
+    Outcome out;
+    std::int64_t undivided = 0;
+    const std::vector<StepSchedule> schedules =
+        schedules_of(space, step.schedule, step.layout, global_batch, &undivided);
+    out.combinations = static_cast<std::int64_t>(schedules.size()) + undivided;
+    if (undivided > 0)
+        count_refused(out.refused, "global_batch", undivided,
+                      "global batch " + std::to_string(global_batch) +
+                          " is no multiple of micro-batch × dp " +
+                          std::to_string(step.layout.data_parallel_size));
+    if (schedules.empty()) return out;
+
+    // What the plainest schedule breaks by its layout alone, all others break too: a rule that
+    // names neither pipeline interleaving nor recompute cannot be mended by either.
+    const int world = num_gpus(step.cluster);
+    const std::vector<Finding> plain =
+        broken_rules(step.model, step.layout, schedules.front(), world);
+    const bool all_broken = !plain.empty() && space.schedules.empty();
+    if (all_broken) {
+        for (const Finding& finding : plain)
+            count_refused(out.refused, finding.rule, static_cast<std::int64_t>(schedules.size()),
+                          finding.detail, finding.nearest);
+        return out;
+    }
+    for (const StepSchedule& schedule : schedules) {
+        const std::vector<Finding> broken =
+            &schedule == &schedules.front()
+                ? plain
+                : broken_rules(step.model, step.layout, schedule, world);
+        for (const Finding& finding : broken)
+            count_refused(out.refused, finding.rule, 1, finding.detail, finding.nearest);
+        if (!broken.empty()) continue;
+        ++out.legal;
+        step.schedule = schedule;
+        const Bytes fullest = fullest_rank(step, space.hot_rank_load);
+        if (fullest > limit) {
+            const std::string at = words_of(step.layout, schedule);
+            count_refused(out.refused, "memory", 1,
+                          at + ": " + to_text(fullest) + " of " + to_text(limit));
+            if (fullest.value < out.least_need) {
+                out.least_need = fullest.value;
+                out.least_need_at = at;
+            }
+            continue;
+        }
+        Point point;
+        point.model = model;
+        point.layout = layout;
+        point.schedule = static_cast<std::size_t>(&schedule - schedules.data());
+        point.fullest = fullest;
+        if (bound) point.bound = bound(step);
+        out.points.push_back(std::move(point));
+    }
+    return out;
+}
+
+/// The smallest cluster of the same nodes on which something fits, in words.
+std::string nearest_fit(const SearchSpace& space, const StepCase& base,
+                        const std::vector<ResizedModel>& models, int global_batch, Bytes limit) {
+    const ModelSpec* model = nullptr;
+    for (const ResizedModel& resized : models)
+        if (resized.refused.empty()) {
+            model = &resized.model;
+            break;
+        }
+    if (model == nullptr) return {};
+    StepCase step = base;
+    step.model = *model;
+    SearchSpace plain = space;
+    plain.schedules.clear();
+    plain.micro_batch_sizes = {1};
+    plain.virtual_pipeline_sizes = {1};
+    plain.recomputes = {{.full = true, .modules = {}}};
+    plain.fixed = {};
+    const MoeFeedForward* moe = first_moe(step.model);
+    for (int factor = 1; factor <= 64; factor *= 2) {
+        step.cluster.num_nodes = base.cluster.num_nodes * factor;
+        const int world = num_gpus(step.cluster);
+        const int batch = std::max(global_batch, world);
+        double least = std::numeric_limits<double>::infinity();
+        std::string where;
+        for (const ParallelLayout& layout :
+             layouts_of(world, scale_up_domain(step.cluster),
+                        static_cast<int>(step.model.layers.size()), moe ? moe->num_experts : 1)) {
+            step.layout = layout;
+            for (const StepSchedule& schedule : schedules_of(plain, base.schedule, layout, batch)) {
+                if (!broken_rules(step.model, layout, schedule, world).empty()) continue;
+                step.schedule = schedule;
+                const Bytes need = fullest_rank(step, space.hot_rank_load);
+                if (need.value >= least) continue;
+                least = need.value;
+                where = words_of(layout, schedule);
+            }
+        }
+        if (least <= limit.value)
+            return (factor == 1 ? "this cluster with other sizes than were fixed: "
+                                : std::to_string(step.cluster.num_nodes) + " such nodes (" +
+                                      std::to_string(world) + " GPUs): ") +
+                   where + " needs " + to_text(Bytes{least}) + " of " + to_text(limit) + " a GPU" +
+                   (batch != global_batch ? ", global batch " + std::to_string(batch) : "");
+    }
+    return "not even " + std::to_string(base.cluster.num_nodes * 64) +
+           " such nodes with full recompute";
+}
+
+std::vector<ResizedModel> shapes_of(const SearchSpace& space, const StepCase& base) {
+    std::vector<ResizedModel> out;
+    ResizeRule rule = space.rounding;
+    rule.parity = space.parity;
+    const MoeFeedForward* moe = first_moe(base.model);
+    if (moe == nullptr) {
+        out.push_back(resize(base.model, {}, rule, base.schedule.sequence_length));
+        return out;
+    }
+    const MoeShape own = moe_shape(*moe);
+    const auto or_own = [](const std::vector<int>& asked, int value) {
+        return asked.empty() ? std::vector<int>{value} : asked;
+    };
+    std::vector<std::optional<DocumentPool>> pools = {own.pool};
+    if (!space.pools.empty()) {
+        pools.clear();
+        for (const DocumentPool& pool : space.pools) {
+            if (pool.largest == 0)
+                pools.push_back(std::nullopt);  // asked for without pools
+            else
+                pools.push_back(pool);
+        }
+    }
+    for (const int heads : or_own(space.num_moe_heads, own.num_moe_heads))
+        for (const int experts : or_own(space.num_experts, own.num_experts))
+            for (const int top_k : or_own(space.top_k, own.top_k))
+                for (const auto& pool : pools)
+                    out.push_back(resize(base.model, {heads, experts, top_k, pool}, rule,
+                                         base.schedule.sequence_length));
+    return out;
+}
+
+/// Routing for a model: the recorded trace where its shape fits.
+bool fits_trace(const ModelSpec& model, const TraceReader& trace) {
+    const MoeFeedForward* moe = first_moe(model);
+    const TraceHeader& header = trace.header();
+    return moe && header.num_experts == moe->num_experts && header.top_k == moe->top_k &&
+           header.num_moe_heads == moe->num_moe_heads;
+}
+
+/// Candidates for the last stage: the best of each model first, then those that no other dominates
+/// in time and memory, then the next best.
+std::vector<std::size_t> choose(const std::vector<Point>& run, const std::vector<double>& score,
+                                std::size_t num_models, std::size_t most) {
+    std::vector<std::size_t> order(run.size());
+    for (std::size_t i = 0; i < run.size(); ++i) order[i] = i;
+    std::stable_sort(order.begin(), order.end(),
+                     [&](std::size_t a, std::size_t b) { return score[a] < score[b]; });
+    std::vector<std::size_t> chosen;
+    std::vector<bool> taken(run.size(), false), seen(num_models, false);
+    const auto take = [&](std::size_t i) {
+        if (chosen.size() >= most || taken[i]) return;
+        taken[i] = true;
+        chosen.push_back(i);
+    };
+    for (const std::size_t i : order)
+        if (!seen[run[i].model]) {
+            seen[run[i].model] = true;
+            take(i);
+        }
+    std::vector<std::vector<double>> points;
+    for (const Point& point : run) points.push_back({point.coarse_time.value, point.fullest.value});
+    std::vector<bool> lean(run.size(), false);
+    for (const std::size_t i : not_dominated(points)) lean[i] = true;
+    const std::size_t room = chosen.size() + (most - chosen.size()) / 2;
+    for (const std::size_t i : order)
+        if (lean[i] && chosen.size() < room) take(i);
+    for (const std::size_t i : order) take(i);
+    return chosen;
+}
+
+}  // namespace
+
+Bytes memory_limit(const ClusterSpec& cluster) { return cluster.gpu.memory; }
+
+std::vector<std::size_t> not_dominated(const std::vector<std::vector<double>>& points) {
+    const auto dominates = [](const std::vector<double>& a, const std::vector<double>& b) {
+        bool better = false;
+        for (std::size_t i = 0; i < a.size(); ++i) {
+            if (a[i] > b[i]) return false;
+            better = better || a[i] < b[i];
+        }
+        return better;
+    };
+    std::vector<std::size_t> out;
+    for (std::size_t i = 0; i < points.size(); ++i) {
+        const bool dominated = std::any_of(points.begin(), points.end(), [&](const auto& other) {
+            return dominates(other, points[i]);
+        });
+        if (!dominated) out.push_back(i);
+    }
+    return out;
+}
+
+Plan plan(const SearchSpace& space, const StepCase& base, const Runners& runners,
+          const SearchOptions& options) {
+    Plan out;
+    const auto tell = [&](double done, std::string_view doing) {
+        if (options.progress) options.progress(done, doing);
+    };
+    const QualityLaw* law = nullptr;
+    if (!space.quality_law.empty()) {
+        law = find_quality_law(space.quality_law);
+        if (law == nullptr) {
+            std::vector<std::string> names;
+            for (const QualityLaw& one : quality_laws()) names.emplace_back(one.name);
+            throw InputError("--law", "", space.quality_law, join(names, ", "));
+        }
+    }
+    const int world = num_gpus(base.cluster);
+    out.global_batch_size = space.global_batch_size > 0
+                                ? space.global_batch_size
+                                : base.schedule.micro_batch_size * base.schedule.num_micro_batches *
+                                      base.layout.data_parallel_size;
+    out.objective = space.objective;
+    out.memory_limit = memory_limit(base.cluster);
+    out.models = shapes_of(space, base);
+    const double active =
+        static_cast<double>(count_parameters(base.model).active_without_embeddings);
+    out.training_tokens = space.training_tokens > 0 ? space.training_tokens : 20 * active;
+    out.quality_law = law ? std::string(law->name) : "";
+
+    // Every combination: legality, memory, bound.
+    int most_experts = 1;
+    for (const ResizedModel& model : out.models)
+        if (const MoeFeedForward* moe = first_moe(model.model))
+            most_experts = std::max(most_experts, moe->num_experts);
+    const std::vector<ParallelLayout> layouts =
+        !space.layouts.empty()
+            ? space.layouts
+            : layouts_of(world, scale_up_domain(base.cluster),
+                         static_cast<int>(base.model.layers.size()), most_experts, space.fixed);
+
+    std::map<std::string, Refused> refused;
+    std::vector<std::size_t> tried;
+    std::vector<StepCase> cases;  // one a model: what varies inside is set by the tasks' copies
+    for (std::size_t m = 0; m < out.models.size(); ++m) {
+        if (!out.models[m].refused.empty()) {
+            count_refused(refused, "parity", static_cast<std::int64_t>(layouts.size()),
+                          out.models[m].refused);
+            out.funnel.combinations += static_cast<std::int64_t>(layouts.size());
+            continue;
+        }
+        StepCase step = base;
+        step.model = out.models[m].model;
+        if (const auto* trace = std::get_if<std::shared_ptr<const TraceReader>>(&base.routing))
+            if (*trace && !fits_trace(step.model, **trace)) step.routing = space.routing_elsewhere;
+        tried.push_back(m);
+        cases.push_back(std::move(step));
+    }
+
+    std::vector<Outcome> outcomes(tried.size() * layouts.size());
+    parallel_for(
+        outcomes.size(), options.num_threads,
+        [&](std::size_t task) {
+            const std::size_t m = task / layouts.size(), l = task % layouts.size();
+            StepCase step = cases[m];
+            step.layout = layouts[l];
+            outcomes[task] =
+                sift(space, step, m, l, out.global_batch_size, out.memory_limit, runners.bound);
+        },
+        [&](std::size_t done) {
+            if (done % 256 == 0)
+                tell(0.4 * static_cast<double>(done) / static_cast<double>(outcomes.size()),
+                     "legality, memory, bounds");
+        });
+
+    std::vector<std::vector<Point>> waiting(tried.size());
+    double least_need = std::numeric_limits<double>::infinity();
+    std::string least_need_at;
+    for (Outcome& outcome : outcomes) {
+        out.funnel.combinations += outcome.combinations;
+        out.funnel.legal += outcome.legal;
+        out.funnel.fit += static_cast<std::int64_t>(outcome.points.size());
+        for (const auto& [rule, entry] : outcome.refused)
+            count_refused(refused, rule, entry.count, entry.example, entry.nearest);
+        if (outcome.least_need < least_need) {
+            least_need = outcome.least_need;
+            least_need_at = outcome.least_need_at;
+        }
+        for (Point& point : outcome.points) waiting[point.model].push_back(std::move(point));
+    }
+    outcomes.clear();
+
+    const auto case_of = [&](const Point& point) {
+        StepCase step = cases[point.model];
+        step.layout = layouts[point.layout];
+        step.schedule =
+            schedules_of(space, base.schedule, step.layout, out.global_batch_size)[point.schedule];
+        return step;
+    };
+
+    // The closed form, in order of the bound, until the bound excludes the rest.
+    std::vector<Point> run;
+    constexpr std::size_t kRound = 16;  // fixed: the set that is run must not depend on threads
+    const std::size_t keep = static_cast<std::size_t>(std::max(space.num_best, 1));
+    for (std::size_t m = 0; m < waiting.size(); ++m) {
+        std::vector<Point>& points = waiting[m];
+        std::stable_sort(points.begin(), points.end(),
+                         [](const Point& a, const Point& b) { return a.bound < b.bound; });
+        std::vector<double> times;  // ascending: those that ran
+        std::size_t next = 0;
+        const auto excluded = [&](const Point& point) {
+            return times.size() >= keep && point.bound.value >= times[keep - 1];
+        };
+        while (next < points.size() && next < static_cast<std::size_t>(space.max_coarse) &&
+               !excluded(points[next])) {
+            const std::size_t end = std::min(
+                {next + kRound, points.size(), static_cast<std::size_t>(space.max_coarse)});
+            parallel_for(end - next, options.num_threads, [&](std::size_t i) {
+                Point& point = points[next + i];
+                point.coarse = runners.coarse(case_of(point));
+                point.coarse_time = point.coarse.step_time;
+            });
+            for (; next < end; ++next) {
+                times.push_back(points[next].coarse_time.value);
+                run.push_back(std::move(points[next]));
+            }
+            std::sort(times.begin(), times.end());
+            tell(0.4 + 0.4 *
+                           (static_cast<double>(m) +
+                            std::min(1.0, static_cast<double>(next) / space.max_coarse)) /
+                           static_cast<double>(waiting.size()),
+                 "closed form");
+        }
+        for (; next < points.size() && !excluded(points[next]); ++next) ++out.funnel.below_bound;
+    }
+    out.funnel.coarse = static_cast<std::int64_t>(run.size());
+
+    // Loss and objective of each model.
+    const QualityCase own = quality_case(base.model, out.training_tokens);
+    std::vector<std::optional<QualityEstimate>> quality(tried.size());
+    std::vector<double> tokens(tried.size(), out.training_tokens);
+    for (std::size_t m = 0; m < tried.size(); ++m) {
+        if (law == nullptr) continue;
+        const QualityCase model = quality_case(cases[m].model, out.training_tokens);
+        quality[m] = law->estimate(model, own);
+        if (space.objective != Objective::throughput)
+            tokens[m] = tokens_to_base_loss(*law, model, own).central;
+    }
+    const double tokens_per_step =
+        static_cast<double>(out.global_batch_size) * base.schedule.sequence_length;
+    const auto score = [&](std::size_t m, Seconds step_time) {
+        const double per_token = step_time.value / tokens_per_step;
+        switch (space.objective) {
+            case Objective::throughput:
+                return per_token;
+            case Objective::time_to_loss:
+                return per_token * tokens[m];
+            case Objective::cost:
+                return per_token * tokens[m] * world;
+        }
+        return per_token;
+    };
+
+    std::vector<double> coarse_scores;
+    for (const Point& point : run) coarse_scores.push_back(score(point.model, point.coarse_time));
+    const std::vector<std::size_t> chosen = choose(run, coarse_scores, tried.size(), keep);
+    for (std::size_t i = 0; i < chosen.size(); ++i) {
+        Point& point = run[chosen[i]];
+        Candidate candidate;
+        candidate.step = case_of(point);
+        candidate.quality = quality[point.model];
+        candidate.model = tried[point.model];
+        candidate.coarse_time = point.coarse_time;
+        candidate.fullest_rank = point.fullest;
+        if (runners.fine) {
+            candidate.predicted = runners.fine(candidate.step);
+            ++out.funnel.fine;
+            tell(0.8 + 0.2 * static_cast<double>(i + 1) / static_cast<double>(chosen.size()),
+                 "flow level");
+        } else {
+            candidate.predicted = std::move(point.coarse);
+        }
+        for (const Bytes peak : candidate.predicted.peak_memory)
+            candidate.fullest_rank = std::max(candidate.fullest_rank, peak);
+        candidate.score = score(point.model, candidate.predicted.step_time);
+        out.best.push_back(std::move(candidate));
+    }
+    std::stable_sort(out.best.begin(), out.best.end(),
+                     [](const Candidate& a, const Candidate& b) { return a.score < b.score; });
+
+    // A loss range is at least as good as another if both its ends are.
+    std::vector<std::vector<double>> points;
+    for (const Candidate& candidate : out.best)
+        points.push_back(
+            {candidate.predicted.step_time.value, candidate.quality ? candidate.quality->low : 0,
+             candidate.quality ? candidate.quality->high : 0, candidate.fullest_rank.value});
+    out.front = not_dominated(points);
+
+    for (auto& [rule, entry] : refused) out.refused.push_back(std::move(entry));
+    std::stable_sort(out.refused.begin(), out.refused.end(),
+                     [](const Refused& a, const Refused& b) { return a.count > b.count; });
+
+    out.assumptions.push_back("global batch " + std::to_string(out.global_batch_size) +
+                              " sequences of " + std::to_string(base.schedule.sequence_length) +
+                              " tokens, the same for all candidates");
+    if (law)
+        out.assumptions.push_back("loss after " + exact_text(out.training_tokens) + " tokens by " +
+                                  std::string(law->name) + " (" + std::string(law->source) + ")");
+    if (out.funnel.below_bound > 0)
+        out.assumptions.push_back(
+            std::to_string(out.funnel.below_bound) +
+            " combinations were not run although their bound does not exclude them: at most " +
+            std::to_string(space.max_coarse) + " closed-form runs a model, lowest bound first");
+    if (out.best.empty()) {
+        if (least_need < std::numeric_limits<double>::infinity())
+            out.nearest = "the leanest combination needs " + to_text(Bytes{least_need}) + " of " +
+                          to_text(out.memory_limit) + " a GPU (" + least_need_at + ")";
+        const std::string more =
+            nearest_fit(space, base, out.models, out.global_batch_size, out.memory_limit);
+        if (!more.empty()) out.nearest += (out.nearest.empty() ? "" : "; ") + more;
+    }
+    tell(1, "done");
+    return out;
+}
+
+}  // namespace moeplan

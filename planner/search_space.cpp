@@ -1,0 +1,116 @@
+#include "planner/search_space.hpp"
+
+#include <algorithm>
+
+namespace moeplan {
+namespace {
+
+std::vector<int> divisors(int n) {
+    std::vector<int> out;
+    for (int i = 1; i <= n; ++i)
+        if (n % i == 0) out.push_back(i);
+    return out;
+}
+
+bool agrees(const std::optional<int>& fixed, int value) { return !fixed || *fixed == value; }
+
+}  // namespace
+
+int scale_up_domain(const ClusterSpec& cluster) {
+    if (const auto* fabric = std::get_if<Fabric>(&cluster.topology))
+        if (const auto* nvswitch = std::get_if<NvSwitch>(&fabric->scale_up))
+            return std::max(nvswitch->gpus_per_domain, 1);
+    return std::max(cluster.gpus_per_node, 1);
+}
+
+std::vector<ParallelLayout> layouts_of(int num_gpus, int domain, int num_layers, int max_experts,
+                                       const FixedSizes& fixed) {
+    std::vector<ParallelLayout> out;
+    for (const int tp : divisors(num_gpus)) {
+        if (!agrees(fixed.tp, tp) || (tp > domain && !fixed.tp)) continue;
+        for (const int pp : divisors(num_gpus / tp)) {
+            if (!agrees(fixed.pp, pp) || (pp > num_layers && !fixed.pp)) continue;
+            for (const int cp : divisors(num_gpus / tp / pp)) {
+                const int dp = num_gpus / tp / pp / cp;
+                if (!agrees(fixed.cp, cp) || !agrees(fixed.dp, dp)) continue;
+                const int ranks = tp * cp * dp;
+                for (const int ep : divisors(ranks)) {
+                    if (!agrees(fixed.ep, ep) || (ep > max_experts && !fixed.ep)) continue;
+                    for (const int etp : divisors(ranks / ep)) {
+                        if (!agrees(fixed.etp, etp) || (etp > domain && !fixed.etp)) continue;
+                        out.push_back({.tensor_parallel_size = tp,
+                                       .context_parallel_size = cp,
+                                       .pipeline_parallel_size = pp,
+                                       .data_parallel_size = dp,
+                                       .expert_parallel_size = ep,
+                                       .expert_tensor_parallel_size = etp});
+                    }
+                }
+            }
+        }
+    }
+    return out;
+}
+
+std::vector<StepSchedule> schedules_of(const SearchSpace& space, const StepSchedule& base,
+                                       const ParallelLayout& layout, int global_batch_size,
+                                       std::int64_t* refused) {
+    const int pp = layout.pipeline_parallel_size, dp = layout.data_parallel_size;
+    std::vector<StepSchedule> out;
+    const auto add = [&](StepSchedule schedule) {
+        const long long whole = static_cast<long long>(schedule.micro_batch_size) * dp;
+        if (whole <= 0 || global_batch_size % whole != 0) {
+            if (refused) ++*refused;
+            return;
+        }
+        schedule.num_micro_batches = static_cast<int>(global_batch_size / whole);
+        out.push_back(std::move(schedule));
+    };
+    if (!space.schedules.empty()) {
+        for (const StepSchedule& schedule : space.schedules) add(schedule);
+        return out;
+    }
+    std::vector<Recompute> recomputes = space.recomputes;
+    if (recomputes.empty())
+        recomputes = {{},
+                      {.full = false, .modules = {"core_attn", "layernorm", "moe_act"}},
+                      {.full = true, .modules = {}}};
+    for (const int micro_batch : space.micro_batch_sizes)
+        for (const int vpp : space.virtual_pipeline_sizes) {
+            if (vpp > 1 && pp == 1) continue;  // nothing to interleave
+            for (const Recompute& recompute : recomputes) {
+                std::vector<Sharding> shardings = space.shardings;
+                if (shardings.empty()) {
+                    shardings = {Sharding::zero1};
+                    if (pp == 1) shardings.push_back(Sharding::zero3);
+                }
+                for (const Sharding sharding : shardings) {
+                    StepSchedule schedule = base;
+                    schedule.micro_batch_size = micro_batch;
+                    schedule.virtual_pipeline_size = vpp;
+                    if (vpp > 1)
+                        schedule.pipeline = Pipeline::interleaved;
+                    else if (schedule.pipeline == Pipeline::interleaved)
+                        schedule.pipeline = Pipeline::one_f_one_b;
+                    // Megatron asks for sequence parallelism with experts under TP; it never costs.
+                    schedule.sequence_parallel =
+                        base.sequence_parallel || layout.tensor_parallel_size > 1;
+                    schedule.recompute = recompute;
+                    schedule.sharding = sharding;
+                    add(std::move(schedule));
+                }
+            }
+        }
+    return out;
+}
+
+template <>
+const EnumNames<Objective>& enum_names<Objective>() {
+    static const EnumNames<Objective> names = {{Objective::throughput, "throughput"},
+                                               {Objective::time_to_loss, "time_to_loss"},
+                                               {Objective::cost, "cost"},
+                                               {Objective::time_to_loss, "time-to-loss"}};
+    return names;
+}
+
+}  // namespace moeplan

@@ -1,0 +1,43 @@
+#pragma once
+/// Was the prediction right? Any two reports, field by field.
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/json.hpp"
+#include "simulator/step.hpp"
+
+namespace moeplan {
+
+struct FieldError {
+    std::string field;  ///< as in the JSON of a report: "exposed.dispatch_s"
+    double predicted = 0, measured = 0;
+    std::optional<double> tolerance;  ///< allowed relative error; empty: shown, not judged
+    double relative_error() const;    ///< (predicted − measured) / |measured|; 0 if both are zero
+    bool passed() const;              ///< true where nothing is judged
+    bool operator==(const FieldError&) const = default;
+};
+struct Validation {
+    std::vector<FieldError> fields;
+    bool passed = false;  ///< every judged field is, and at least one was judged
+};
+
+using Tolerances = std::map<std::string, double>;  ///< field → allowed relative error
+
+/// What a validation run is judged by. Step time within 20 %; tokens a second are its inverse.
+Tolerances default_tolerances();
+
+/// Every number of both reports. Lists are compared by their largest (memory) or mean (others)
+/// entry. A tolerance whose field either report lacks fails: what was asked for was not compared.
+Validation validate(const StepReport& predicted, const StepReport& measured,
+                    const Tolerances& tolerances);
+
+/// The numbers of a report by field name, in the order of its JSON.
+std::vector<std::pair<std::string, double>> numbers_of(const StepReport&);
+
+/// @return  [{field, predicted, measured, relative_error, tolerance, passed}]
+Json to_json(const Validation&);
+
+}  // namespace moeplan
