@@ -1,6 +1,8 @@
 #pragma once
 /// Every rule at once: an infeasible layout is an answer, not an error.
 
+#include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,6 +19,8 @@ struct Finding {
     Severity severity = Severity::broken;
     std::string rule, detail, key, value;
     std::vector<std::string> nearest;  ///< layouts or values near the asked one that would do
+    std::map<std::string, double>
+        figures;  ///< numbers behind the rule ("remainder" → 2), for programs
     bool operator==(const Finding&) const = default;
 };
 
@@ -26,6 +30,23 @@ struct StageMemory {
     Bytes weights, gradients, optimizer, activations, dispatch, other;
     Bytes total() const { return weights + gradients + optimizer + activations + dispatch + other; }
 };
+
+/// What a layout comes to, for people and for programs that ask.
+struct LayoutFacts {
+    int world_size = 1;
+    int expert_model_size = 1;  ///< ETP·EP·PP: the least world that holds the experts once
+    int min_gpus = 1;           ///< least world that both grids divide
+    std::optional<int> expert_data_parallel_size;  ///< absent if the groups do not divide
+    std::optional<int> experts_per_rank, max_valid_ep;
+    std::vector<int> valid_tp, valid_ep;  ///< sizes that heads and experts allow on this world
+    int virtual_stages = 1, decoder_layers = 0, mtp_layers = 0;
+    std::vector<int> layers_per_stage, moe_layers_per_stage;  ///< [pipeline_parallel_size]
+    double expert_params_per_gpu = 0;                         ///< of the fullest stage
+    Bytes gathered_layer;  ///< FSDP: the largest layer's weights, gathered; zero without it
+};
+/// @param world_size  ≤ 0: the layout's own
+LayoutFacts layout_facts(const ModelSpec&, const ParallelLayout&, const StepSchedule&,
+                         int world_size);
 
 /// @param world_size  GPUs at hand; ≤ 0: unknown, rules about it are left out
 std::vector<Finding> check_layout(const ModelSpec&, const ParallelLayout&, const StepSchedule&,

@@ -56,6 +56,9 @@ struct MoeFeedForward {
     int num_experts = 1, top_k = 1,
         expert_hidden_size = 0;  ///< routed experts E, choices k per routed unit, inner width
     int num_shared_experts = 0, shared_expert_hidden_size = 0;  ///< width of one shared expert
+    bool shared_gate = false;  ///< a sigmoid gate on the shared expert (Qwen2-MoE): one row
+    bool router_covers_shared =
+        false;  ///< the router's matrix has rows for shared experts too, unused (EMO)
     int num_moe_heads =
         1;  ///< MH-MoE: sub-tokens a token is split into; independent of attention heads
     Activation activation = Activation::swiglu;
@@ -103,6 +106,11 @@ const MoeFeedForward* first_moe(const ModelSpec&);
 ModelSpec model_from_json(const JsonReader&);  ///< @throws InputError
 Json to_json(const ModelSpec&);
 /// @}
+
+/// Refuses what no transformer can be (a width of zero, more choices than experts, counts beyond
+/// any machine).
+/// @param file  named in the message  @throws InputError
+void require_sound(const ModelSpec&, const std::string& file);
 
 /// A shipped name, or a file of any kind we read: own JSON, Hugging Face config.json, Megatron
 /// script or YAML, OLMo-core overrides. The kind is recognised from the content. @throws InputError

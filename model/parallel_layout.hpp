@@ -42,6 +42,9 @@ enum class GroupKind {
 /// The ranks, ascending, of the group of this kind that `rank` belongs to (itself included).
 std::vector<int> group_of(const ParallelLayout&, GroupKind, int rank);
 
+/// Ranks of a group of this kind.
+int group_size(const ParallelLayout&, GroupKind);
+
 /// Keys are the flags of the command line: tp cp pp dp ep etp.
 ParallelLayout layout_from_json(const JsonReader&);
 Json to_json(const ParallelLayout&);

@@ -30,6 +30,8 @@ struct Overlap {
 /// Decides host time and legality; named by the user, never inferred from results.
 struct SoftwareState {
     std::string framework, release, fusion, graph_scope, fp8_recipe;
+    std::string moe_backend,
+        load_balancing;  ///< as the framework names them (deep_gemm_mega_moe; aux_loss, none …)
     bool operator==(const SoftwareState&) const = default;
 };
 

@@ -18,7 +18,17 @@ struct NamedKernel {
     KernelFamily family;
     GemmKind gemm = GemmKind::forward;
     bool backward = false;
+    bool by_width = false;
 };
+
+/// Kernels that only walk along memory: a row's length does not matter to them.
+bool is_flat(std::string_view kernel) {
+    for (const std::string_view flat :
+         {"residual_add", "swiglu_forward", "swiglu_backward", "gelu_forward", "gelu_backward",
+          "relu_forward", "relu_backward", "adamw", "gradient_norm", "copy", "streamed"})
+        if (kernel == flat) return true;
+    return false;
+}
 
 const std::vector<NamedKernel>& named_kernels() {
     static const std::vector<NamedKernel> kernels = [] {
@@ -35,7 +45,8 @@ const std::vector<NamedKernel>& named_kernels() {
             {"attention_backward", KernelFamily::attention, GemmKind::forward, true},
         };
         for (const StreamedKernel& row : streamed_kernels())
-            out.push_back({row.name, KernelFamily::streamed});
+            out.push_back(
+                {row.name, KernelFamily::streamed, GemmKind::forward, false, !is_flat(row.name)});
         out.push_back({"streamed", KernelFamily::streamed});
         return out;
     }();
@@ -58,13 +69,16 @@ KernelName kernel_named(std::string_view name) {
         std::unordered_map<std::string_view, KernelName> out;
         for (std::size_t i = 0; i < named_kernels().size(); ++i) {
             const NamedKernel& kernel = named_kernels()[i];
-            out[kernel.name] = {static_cast<int>(i), kernel.family, kernel.gemm, kernel.backward};
+            out[kernel.name] = {static_cast<int>(i), kernel.family, kernel.gemm, kernel.backward,
+                                kernel.by_width};
         }
         return out;
     }();
     const auto found = by_name.find(name);
     return found == by_name.end() ? KernelName{} : found->second;
 }
+
+bool kernel_depends_on_width(std::string_view kernel) { return kernel_named(kernel).by_width; }
 
 FlopsPerSecond peak_of(const Roofline& roofline, Precision precision) {
     // In order of what a device without the format would run instead.
@@ -332,7 +346,7 @@ std::vector<Point> points_of(const Profile& profile, const KernelCurve& curve,
             const int bytes = columns.need("bytes"), width = columns.find("width");
             for (std::size_t row = 0; row < curve.rows.size(); ++row) {
                 const double moved = columns.value(row, bytes);
-                add(row, width >= 0 ? columns.value(row, width) : 1, 1, moved,
+                add(row, kernel.by_width && width >= 0 ? columns.value(row, width) : 1, 1, moved,
                     Bytes{moved} / roofline.memory_bandwidth);
             }
             break;

@@ -18,6 +18,7 @@ struct KernelName {
     KernelFamily family = KernelFamily::streamed;
     GemmKind gemm = GemmKind::forward;
     bool backward = false;
+    bool by_width = false;  ///< streamed: time a byte depends on the length of a row
 };
 KernelName kernel_named(std::string_view name);  ///< index −1: unknown
 

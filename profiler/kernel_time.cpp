@@ -230,8 +230,10 @@ PricedTime streamed_time(const Profile& profile, const KernelName& kernel, Preci
     const EfficiencyTable& own = table_of(profile, kernel.index, precision);
     const EfficiencyTable& table = own.lines.empty() ? table_of(profile, generic, precision) : own;
     if (!table.lines.empty()) {
-        const double log_width = shape.width > 0 ? std::log(static_cast<double>(shape.width))
-                                                 : 0.5 * (table.low[0] + table.high[0]);
+        double log_width = 0;
+        if (kernel.by_width && !own.lines.empty())
+            log_width = shape.width > 0 ? std::log(static_cast<double>(shape.width))
+                                        : 0.5 * (table.low[0] + table.high[0]);
         const Efficiency efficiency =
             efficiency_along(near_lines(table, {log_width, 0}), std::log(shape.moved.value));
         return {floor / efficiency.value, efficiency.basis};

@@ -137,6 +137,9 @@ void prepare(Profile&);
 /// streamed kernels of model/kernel_work.hpp, and "streamed", which stands for any of those that
 /// has no curve of its own.
 const std::vector<std::string_view>& kernel_names();
+/// Whether a streamed kernel's time a byte depends on the length of a row (soft-max, norms,
+/// gathers), or on its bytes alone.
+bool kernel_depends_on_width(std::string_view kernel);
 
 HostCosts host_costs(const Profile&, const SoftwareState&);
 /// Achieved share of the link's rate for a collective of this message size (per rank) on that many

@@ -1,0 +1,70 @@
+#include "model/frameworks.hpp"
+
+#include <map>
+
+namespace moeplan {
+namespace {
+
+const std::map<std::string, FrameworkRules, std::less<>>& table() {
+    static const std::map<std::string, FrameworkRules, std::less<>> rules = [] {
+        std::map<std::string, FrameworkRules, std::less<>> out;
+        // megatron/core/parallel_state.py, transformer_config.py; Bridge, NeMo, slime, verl and
+        // swift build on it.
+        for (const char* name : {"megatron-core", "megatron-bridge", "megatron-lm", "megatron",
+                                 "nemo", "slime", "pai-megatron-patch", "ms-swift"})
+            out[name] = {.name = name,
+                         .etp_is_tp = true,
+                         .even_stages = true,
+                         .interleaved_needs_multiple = true,
+                         .moe_needs_sequence_parallel = true,
+                         .gates_in_activation = true};
+        // The optimizer is not sharded unless a ZeRO stage is configured; expert groups are cut
+        // from the data parallel ranks (deepspeed/utils/groups.py).
+        out["deepspeed"] = {.name = "deepspeed",
+                            .pads_vocabulary = false,
+                            .expert_group_in_data = true,
+                            .refuses_sharded_pipeline = true,
+                            .sharding = Sharding::none};
+        // FSDP2 by default; wq, wk, wv are split by whole heads; sequence parallel with TP
+        // (torchtitan/models/*/parallelize.py).
+        out["torchtitan"] = {.name = "torchtitan",
+                             .kv_heads_divide = true,
+                             .pads_vocabulary = false,
+                             .sequence_parallel_with_tp = true,
+                             .fp32_weights_sharded = true,
+                             .sharding = Sharding::zero3};
+        out["olmo-core"] = {.name = "olmo-core",
+                            .kv_heads_divide = true,
+                            .pads_vocabulary = false,
+                            .fp32_weights_sharded = true,
+                            .sharding = Sharding::zero3};
+        out["prime-rl"] = {.name = "prime-rl",
+                           .kv_heads_divide = true,
+                           .pads_vocabulary = false,
+                           .fp32_weights_sharded = true,
+                           .sharding = Sharding::zero3};
+        out["colossalai"] = {.name = "colossalai"};
+        out["vllm"] = {.name = "vllm", .experts_divide = false, .sharding = Sharding::none};
+        out["maxtext"] = {.name = "maxtext",
+                          .pads_vocabulary = false,
+                          .fp32_weights_sharded = true,
+                          .sharding = Sharding::zero3};
+        out["moeplan"] = {.name = "moeplan", .kv_heads_divide = true};
+        return out;
+    }();
+    return rules;
+}
+
+}  // namespace
+
+bool is_known_framework(std::string_view framework) {
+    return table().find(framework) != table().end();
+}
+
+const FrameworkRules& framework_rules(std::string_view framework) {
+    static const FrameworkRules none;
+    const auto found = table().find(framework);
+    return found == table().end() ? none : found->second;
+}
+
+}  // namespace moeplan

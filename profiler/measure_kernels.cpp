@@ -1,0 +1,367 @@
+#include "profiler/measure_kernels.hpp"
+
+#include <sys/utsname.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <set>
+#include <sstream>
+#include <thread>
+
+#include "core/errors.hpp"
+#include "core/quantity_text.hpp"
+#include "core/text.hpp"
+#include "core/version.hpp"
+
+namespace moeplan {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+double since(Clock::time_point begin) {
+    return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+/// Runs launches one by one and times them: by the host's clock on a CPU, by events on a GPU.
+class Stopwatch {
+  public:
+    explicit Stopwatch(const Backend& backend) : backend_(backend) {
+        if (backend.device == Device::cpu) return;
+        check(backend.streams->create_stream(&stream_), "create_stream");
+        check(backend.streams->create_event(&begin_), "create_event");
+        check(backend.streams->create_event(&end_), "create_event");
+    }
+    Stopwatch(const Stopwatch&) = delete;
+    Stopwatch& operator=(const Stopwatch&) = delete;
+    ~Stopwatch() {
+        if (begin_) backend_.streams->release_event(begin_);
+        if (end_) backend_.streams->release_event(end_);
+        if (stream_) backend_.streams->release_stream(stream_);
+    }
+    double time(const PreparedKernel& kernel) {
+        if (backend_.device == Device::cpu) {
+            const auto begin = Clock::now();
+            check(kernel.run(nullptr), "kernel");
+            return since(begin);
+        }
+        check(backend_.streams->record(begin_, stream_), "record");
+        check(kernel.run(stream_), "kernel");
+        check(backend_.streams->record(end_, stream_), "record");
+        check(backend_.streams->wait(end_), "wait");
+        double seconds = 0;
+        check(backend_.streams->elapsed(begin_, end_, &seconds), "elapsed");
+        return seconds;
+    }
+    Stream_* stream() const { return stream_; }
+
+  private:
+    const Backend& backend_;
+    Stream_* stream_ = nullptr;
+    Event_ *begin_ = nullptr, *end_ = nullptr;
+};
+
+/// The cache that a flush empties. On a CPU the private level-2 cache of a core: a training step's
+/// tensors come back from the shared level 3. On a GPU its L2.
+std::size_t flushed_cache(const Backend& backend) {
+    if (backend.device != Device::cpu && backend.facts->l2_bytes > 0)
+        return static_cast<std::size_t>(backend.facts->l2_bytes);
+    std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index2/size");
+    std::size_t kib = 0;
+    if (file >> kib && kib > 0) return kib * 1024;
+    return std::size_t{2} << 20;
+}
+
+/// A buffer of twice the cache, written whole.
+class Flush {
+  public:
+    explicit Flush(const Backend& backend) : backend_(backend), bytes_(2 * flushed_cache(backend)) {
+        check(backend.allocate(bytes_, &buffer_), "allocate");
+    }
+    Flush(const Flush&) = delete;
+    Flush& operator=(const Flush&) = delete;
+    ~Flush() { backend_.release(buffer_); }
+    void operator()(Stream_* stream) const {
+        check(backend_.set_zero(buffer_, bytes_, stream), "set_zero");
+    }
+    std::size_t cache_bytes() const { return bytes_ / 2; }
+
+  private:
+    const Backend& backend_;
+    std::size_t bytes_;
+    void* buffer_ = nullptr;
+};
+
+struct TimedPoint { Measured cold, warm; double footprint = 0; bool supported = true; };
+
+/// All ranks agree: true if any says so.
+bool any_rank(const Communicator& ranks, bool mine) {
+    return ranks.size() == 1 ? mine : ranks.all_reduce_max(mine ? 1 : 0) > 0;
+}
+double mean_over_ranks(const Communicator& ranks, double mine) {
+    return ranks.size() == 1 ? mine : ranks.all_reduce_sum(mine) / ranks.size();
+}
+
+/// Samples until every rank has settled; ranks sample at the same time, since they share memory
+/// bandwidth, last-level cache and clocks in the step too.
+Measured sample(const Communicator& ranks, const SamplingRule& rule, const std::function<double()>& once) {
+    std::vector<double> seconds;
+    const auto begin = Clock::now();
+    for (int batch = rule.least_samples; any_rank(ranks, !settled(seconds, {since(begin)}, rule)); batch = std::max(3, batch / 2))
+        for (int i = 0; i < batch; ++i) seconds.push_back(once());
+    Measured mine = summarise(std::move(seconds));
+    mine.median = {mean_over_ranks(ranks, mine.median.value)};
+    return mine;
+}
+
+TimedPoint time_point(const Backend& backend, const Communicator& ranks, const KernelPoint& point, const MeasureOptions& options,
+                      Stopwatch& watch, const Flush& flush) {
+    TimedPoint out;
+    const PreparedKernel kernel(backend, point.row, point.problem, derive(options.seed, point.kernel));
+    out.footprint = kernel.footprint().value;
+    const Status first = kernel.run(watch.stream());
+    if (any_rank(ranks, first.code == kUnsupported)) {
+        out.supported = false;
+        return out;
+    }
+    check(first, point.kernel);
+    for (int warm_up = 0; warm_up < 2; ++warm_up) watch.time(kernel);
+    if (ranks.size() > 1) ranks.barrier();
+    SamplingRule half = options.rule;
+    half.longest *= 0.5;
+    out.cold = sample(ranks, half, [&] {
+        flush(watch.stream());
+        return watch.time(kernel);
+    });
+    out.warm = sample(ranks, half, [&] { return watch.time(kernel); });
+    return out;
+}
+
+struct Row { KernelPoint point; TimedPoint time; };
+
+/// One curve a kernel. `median_s` is cold or warm, whichever the step sees.
+std::vector<KernelCurve> curves_of(const std::vector<Row>& rows, std::size_t cache_bytes, Precision precision, const std::string& source) {
+    std::map<std::string, KernelCurve> curves;
+    for (const Row& row : rows) {
+        KernelCurve& curve = curves[row.point.kernel];
+        if (curve.columns.empty()) {
+            curve.kernel = row.point.kernel;
+            curve.precision = precision;
+            curve.basis = Basis::measured;
+            curve.source = source;
+            curve.columns = shape_columns(row.point.kernel);
+            for (const char* column : {"median_s", "relative_spread", "num_samples", "cold_s", "warm_s"}) curve.columns.push_back(column);
+        }
+        const bool stays = row.time.footprint <= 0.5 * static_cast<double>(cache_bytes);
+        const Measured& used = stays ? row.time.warm : row.time.cold;
+        std::vector<double> values = row.point.shape;
+        values.insert(values.end(), {used.median.value, used.relative_spread, static_cast<double>(used.num_samples), row.time.cold.median.value, row.time.warm.median.value});
+        curve.rows.push_back(std::move(values));
+    }
+    std::vector<KernelCurve> out;
+    for (auto& [name, curve] : curves) {
+        std::sort(curve.rows.begin(), curve.rows.end());
+        out.push_back(std::move(curve));
+    }
+    return out;
+}
+
+/// The roofline of a device that was measured: its best rates, so that efficiencies stay below about one.
+void measured_roofline(Profile& profile, Precision precision) {
+    double rate = 0, bandwidth = 0;
+    for (const KernelCurve& curve : profile.kernels) {
+        if (curve.kernel.rfind("gemm", 0) == 0)
+            for (const auto& row : curve.rows) rate = std::max(rate, 2 * row[0] * row[1] * row[2] / row[3]);
+        if (curve.columns[0] == "bytes")
+            for (const auto& row : curve.rows)
+                if (row[0] >= 4e6) bandwidth = std::max(bandwidth, row[0] / row[2]);
+    }
+    if (rate > 0) profile.roofline.peak[precision] = {rate};
+    if (bandwidth > 0) profile.roofline.memory_bandwidth = {bandwidth};
+}
+
+Profile assemble(const Backend& backend, const Communicator& ranks, const std::vector<Row>& rows, const Profile& known, std::size_t cache_bytes,
+                 const std::vector<double>& reference) {
+    Profile profile = known;
+    const DeviceFacts& facts = *backend.facts;
+    profile.name = backend.device == Device::cpu ? "localhost" : facts.name;
+    profile.device = facts.name;
+    profile.driver = facts.driver;
+    profile.source = std::string("moeplan ") + kVersion + " profile, on this machine";
+    profile.clocks_mhz = backend.device == Device::cpu ? clock_mhz() : facts.clock_hz / 1e6;
+    for (const auto& [key, value] : machine_conditions(backend, ranks.size())) profile.conditions[key] = value;
+    profile.conditions["flushed_cache"] = to_text(Bytes{static_cast<double>(cache_bytes)});
+    if (reference.size() > 1) {
+        const Measured drift = summarise(reference);
+        const auto [low, high] = std::minmax_element(reference.begin(), reference.end());
+        profile.conditions["reference_drift"] = exact_text(std::round(1e4 * (*high - *low) / drift.median.value) / 1e4);
+        profile.conditions["reference_gemm_s"] = exact_text(drift.median.value);
+    }
+    profile.roofline.num_sms = backend.device == Device::cpu ? 1 : facts.num_sms;
+    profile.roofline.l2 = {static_cast<double>(cache_bytes)};
+    profile.roofline.gemm_efficiency = 0.8, profile.roofline.attention_efficiency = 0.3, profile.roofline.memory_efficiency = 0.5;
+    profile.host_overlap = backend.device == Device::cpu ? 0 : 1;
+    for (KernelCurve& curve : curves_of(rows, cache_bytes, Precision::fp32, "measured on this machine, see conditions")) {
+        const auto same = std::find_if(profile.kernels.begin(), profile.kernels.end(), [&](const KernelCurve& other) {
+            return other.kernel == curve.kernel && other.precision == curve.precision && other.columns == curve.columns;
+        });
+        if (same == profile.kernels.end()) {
+            profile.kernels.push_back(std::move(curve));
+        } else {
+            same->rows.insert(same->rows.end(), curve.rows.begin(), curve.rows.end());
+            std::sort(same->rows.begin(), same->rows.end());
+        }
+    }
+    measured_roofline(profile, Precision::fp32);
+    if (profile.roofline.peak.empty()) profile.roofline.peak[Precision::fp32] = {1e11};
+    if (!(profile.roofline.memory_bandwidth.value > 0)) profile.roofline.memory_bandwidth = {1e10};
+    prepare(profile);
+    return profile;
+}
+
+bool knows(const Profile& profile, const KernelPoint& point) {
+    for (const KernelCurve& curve : profile.kernels)
+        if (curve.kernel == point.kernel && curve.precision == Precision::fp32)
+            for (const auto& row : curve.rows)
+                if (row.size() >= point.shape.size() && std::equal(point.shape.begin(), point.shape.end(), row.begin())) return true;
+    return false;
+}
+
+}  // namespace
+
+Profile measure_kernels(const Backend& backend, const Communicator& ranks, const std::vector<KernelPoint>& points, const MeasureOptions& options,
+                        const Profile& known) {
+    const auto begin = Clock::now();
+    Stopwatch watch(backend);
+    const Flush flush(backend);
+
+    // What the step really has comes first, each part in random order, so that a slow drift of the machine becomes noise and no slope.
+    std::vector<KernelPoint> order;
+    for (const KernelPoint& point : points)
+        if (!knows(known, point)) order.push_back(point);
+    std::sort(order.begin(), order.end());
+    for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[draw(options.seed, "order", i) % i]);
+    std::stable_sort(order.begin(), order.end(), [](const KernelPoint& a, const KernelPoint& b) { return a.importance < b.importance; });
+
+    const KernelPoint reference = gemm_point("gemm", 256, 256, 256);
+    const PreparedKernel reference_kernel(backend, reference.row, reference.problem, options.seed);
+    std::vector<double> drift;
+    std::vector<Row> rows;
+    auto last_kept = begin;
+    constexpr std::size_t kReferenceEvery = 20;
+    for (std::size_t i = 0; i < order.size(); ++i) {
+        const bool stopped = (options.stop && options.stop->load()) || since(begin) > options.budget.value;
+        if (any_rank(ranks, stopped)) break;
+        if (i % kReferenceEvery == 0) {
+            std::vector<double> series;
+            for (int s = 0; s < 15; ++s) series.push_back(watch.time(reference_kernel));
+            drift.push_back(summarise(series).median.value);
+        }
+        Row row{order[i], time_point(backend, ranks, order[i], options, watch, flush)};
+        if (row.time.supported) rows.push_back(std::move(row));
+        if (ranks.rank() != 0) continue;
+        if (options.progress) {
+            const double by_points = static_cast<double>(i + 1) / static_cast<double>(order.size());
+            options.progress(std::max(by_points, std::min(1.0, since(begin) / options.budget.value)), order[i].kernel);
+        }
+        if (options.keep && since(last_kept) > 2) {
+            options.keep(assemble(backend, ranks, rows, known, flush.cache_bytes(), drift));
+            last_kept = Clock::now();
+        }
+    }
+    if (ranks.rank() != 0) return {};
+    return assemble(backend, ranks, rows, known, flush.cache_bytes(), drift);
+}
+
+// ---- held-out points --------------------------------------------------------------------------------------------------
+
+namespace {
+
+PricedTime price_row(const Profile& profile, const KernelCurve& curve, const std::vector<double>& row) {
+    const auto at = [&](std::size_t i) { return std::llround(row[i]); };
+    if (curve.columns[0] == "bytes") return kernel_time(profile, curve.kernel, curve.precision, Streamed{{row[0]}, curve.columns[1] == "width" ? at(1) : 0});
+    if (curve.columns[0] == "batch") return kernel_time(profile, curve.kernel, curve.precision, AttentionShape{at(0), at(1), at(2), at(3), at(4), std::nullopt});
+    if (curve.columns[3] == "num_experts") {
+        const std::vector<std::uint32_t> loads(static_cast<std::size_t>(at(3)), static_cast<std::uint32_t>(at(0)));
+        return kernel_time(profile, curve.kernel, curve.precision, GroupedGemm{loads, at(1), at(2)});
+    }
+    return kernel_time(profile, curve.kernel, curve.precision, Gemm{at(0), at(1), at(2)});
+}
+
+HeldOutError summarise_errors(const std::string& kernel, std::vector<double> errors) {
+    HeldOutError out{kernel, static_cast<int>(errors.size()), 0, 0};
+    if (errors.empty()) return out;
+    std::sort(errors.begin(), errors.end());
+    out.median = errors[errors.size() / 2];
+    out.p90 = errors[std::min(errors.size() - 1, errors.size() * 9 / 10)];
+    return out;
+}
+
+}  // namespace
+
+std::vector<HeldOutError> held_out_errors(const Profile& profile, Seed seed) {
+    Profile rest = profile;
+    std::vector<std::pair<std::size_t, std::vector<double>>> held;
+    for (std::size_t c = 0; c < rest.kernels.size(); ++c) {
+        KernelCurve& curve = rest.kernels[c];
+        std::vector<std::vector<double>> kept;
+        std::vector<double> low(curve.columns.size(), INFINITY), high(curve.columns.size(), -INFINITY);
+        for (const auto& row : curve.rows)
+            for (std::size_t i = 0; i < row.size(); ++i) low[i] = std::min(low[i], row[i]), high[i] = std::max(high[i], row[i]);
+        for (std::size_t r = 0; r < curve.rows.size(); ++r) {
+            const auto& row = curve.rows[r];
+            // The ends of the axis along which efficiency is interpolated must stay: beyond them nothing is claimed.
+            const std::size_t along = curve.columns[0] == "batch" ? 1 : 0;
+            const bool interior = row[along] > low[along] && row[along] < high[along];
+            if (interior && draw(derive(seed, "held out", c), curve.kernel, r) % 5 == 0)
+                held.emplace_back(c, row);
+            else
+                kept.push_back(row);
+        }
+        curve.rows = std::move(kept);
+    }
+    prepare(rest);
+    std::map<std::string, std::vector<double>> errors;
+    std::vector<double> all;
+    for (const auto& [c, row] : held) {
+        const KernelCurve& curve = profile.kernels[c];
+        const auto column = std::find(curve.columns.begin(), curve.columns.end(), "median_s") - curve.columns.begin();
+        const double measured = row[static_cast<std::size_t>(column)];
+        const double error = std::abs(price_row(rest, curve, row).time.value / measured - 1);
+        errors[curve.kernel].push_back(error);
+        all.push_back(error);
+    }
+    std::vector<HeldOutError> out;
+    for (auto& [kernel, list] : errors) out.push_back(summarise_errors(kernel, std::move(list)));
+    out.push_back(summarise_errors("all", std::move(all)));
+    return out;
+}
+
+// ---- the machine ------------------------------------------------------------------------------------------------------
+
+double clock_mhz() {
+    std::ifstream file("/proc/cpuinfo");
+    for (std::string line; std::getline(file, line);)
+        if (line.rfind("cpu MHz", 0) == 0)
+            if (const auto colon = line.find(':'); colon != std::string::npos) return std::strtod(line.c_str() + colon + 1, nullptr);
+    return 0;
+}
+
+std::map<std::string, std::string> machine_conditions(const Backend& backend, int num_ranks) {
+    std::map<std::string, std::string> out;
+    out["ranks_at_once"] = std::to_string(num_ranks);
+    out["cores"] = std::to_string(std::thread::hardware_concurrency());
+    out["device_driver"] = backend.facts->driver;
+    if (std::ifstream load("/proc/loadavg"); load) {
+        std::string one;
+        load >> one;
+        out["load_average"] = one;
+    }
+    utsname name{};
+    if (uname(&name) == 0) out["operating_system"] = std::string(name.sysname) + " " + name.release;
+    return out;
+}
+
+}  // namespace moeplan
