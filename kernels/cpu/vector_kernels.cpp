@@ -7,8 +7,9 @@
 namespace moeplan::cpu::MOEPLAN_ISA {
 namespace {
 
+#include "kernels/cpu/elementwise.inc"  // log_sum_exp, which the others use
+
 #include "kernels/cpu/attention.inc"
-#include "kernels/cpu/elementwise.inc"
 #include "kernels/cpu/routing.inc"
 
 }  // namespace
