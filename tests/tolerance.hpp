@@ -7,6 +7,9 @@ namespace moeplan {
 /// with two decades of room.
 inline constexpr double kArithmetic = 1e-12;
 
+/// Two engines that share links by the same rule: thousands of sums of rates in another order, and SimGrid's 1e-12 s clock grain.
+inline constexpr double kFlowEngines = 1e-9;
+
 /// |a − b| ≤ tolerance · |b|, or both zero.
 inline bool close(double a, double b, double tolerance = kArithmetic) {
     const double d = a > b ? a - b : b - a, size = b < 0 ? -b : b;
