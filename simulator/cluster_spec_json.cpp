@@ -20,7 +20,8 @@ GpuSpec gpu_from_json(const JsonReader& in) {
     gpu.name = in.at("name").text();
     for (const auto& [key, value] : in.at("peak").members()) {
         const auto precision = from_name<Precision>(key);
-        if (!precision) in.at("peak").fail("keys " + choices<Precision>() + ", not \"" + key + "\"");
+        if (!precision)
+            in.at("peak").fail("keys " + choices<Precision>() + ", not \"" + key + "\"");
         gpu.peak[*precision] = value.flops_per_second();
         if (!(gpu.peak[*precision].value > 0)) value.fail("a rate above zero");
     }
@@ -116,7 +117,8 @@ Fabric fabric_from_json(const JsonReader& in, int gpus_per_node) {
     return fabric;
 }
 
-std::shared_ptr<const LinkGraph> graph_from_json(const JsonReader& in, int gpus, int gpus_per_node) {
+std::shared_ptr<const LinkGraph> graph_from_json(const JsonReader& in, int gpus,
+                                                 int gpus_per_node) {
     in.refuse_unknown({"vertices", "domain", "rail", "columns", "links", "routes"});
     auto graph = std::make_shared<LinkGraph>();
     graph->num_gpus = gpus;
@@ -140,7 +142,8 @@ std::shared_ptr<const LinkGraph> graph_from_json(const JsonReader& in, int gpus,
             if (list->size() != out.size() || !list->is_array()) list->fail("one number a GPU");
             for (std::size_t i = 0; i < out.size(); ++i) out[i] = list->at(i).count(-1, kMostGpus);
         } else if (otherwise == 0) {
-            for (std::size_t i = 0; i < out.size(); ++i) out[i] = static_cast<int>(i) / gpus_per_node;
+            for (std::size_t i = 0; i < out.size(); ++i)
+                out[i] = static_cast<int>(i) / gpus_per_node;
         }
         return out;
     };
@@ -148,8 +151,10 @@ std::shared_ptr<const LinkGraph> graph_from_json(const JsonReader& in, int gpus,
     graph->rail = per_gpu("rail", -1);
     std::vector<std::pair<int, int>> ends;
     for (const auto& row : in.at("links").items()) {
-        if (!row.is_array() || row.size() != 6) row.fail("[name, from, to, bandwidth, latency, level]");
-        Link link{row.at(0).text(), row.at(3).bytes_per_second(), Level::scale_up, row.at(4).seconds()};
+        if (!row.is_array() || row.size() != 6)
+            row.fail("[name, from, to, bandwidth, latency, level]");
+        Link link{row.at(0).text(), row.at(3).bytes_per_second(), Level::scale_up,
+                  row.at(4).seconds()};
         if (!(link.bandwidth.value > 0)) row.at(3).fail("more than zero");
         const auto level = row.at(5).text();
         if (level != "scale_up" && level != "scale_out") row.at(5).fail("scale_up or scale_out");
@@ -163,8 +168,10 @@ std::shared_ptr<const LinkGraph> graph_from_json(const JsonReader& in, int gpus,
             if (!row.is_array() || row.size() < 3) row.fail("[source, destination, link index, …]");
             std::vector<std::uint32_t> links;
             for (std::size_t i = 2; i < row.size(); ++i)
-                links.push_back(static_cast<std::uint32_t>(row.at(i).count(0, static_cast<int>(graph->links.size()) - 1)));
-            graph->stated_routes[{row.at(0).count(0, gpus - 1), row.at(1).count(0, gpus - 1)}] = links;
+                links.push_back(static_cast<std::uint32_t>(
+                    row.at(i).count(0, static_cast<int>(graph->links.size()) - 1)));
+            graph->stated_routes[{row.at(0).count(0, gpus - 1), row.at(1).count(0, gpus - 1)}] =
+                links;
         }
     route_by_hops(*graph, ends, in.file());
     return graph;
@@ -179,8 +186,9 @@ Json graph_to_json(const LinkGraph& graph) {
     out["links"] = Json::array();
     for (std::size_t i = 0; i < graph.links.size(); ++i) {
         const Link& link = graph.links[i];
-        out["links"].push_back({link.name, graph.ends[i].from, graph.ends[i].to, to_exact_text(link.bandwidth),
-                                to_exact_text(link.latency), link.level == Level::scale_up ? "scale_up" : "scale_out"});
+        out["links"].push_back({link.name, graph.ends[i].from, graph.ends[i].to,
+                                to_exact_text(link.bandwidth), to_exact_text(link.latency),
+                                link.level == Level::scale_up ? "scale_up" : "scale_out"});
     }
     for (const auto& [pair, links] : graph.stated_routes) {
         Json row{pair.first, pair.second};
@@ -217,30 +225,39 @@ void check_shape(const ClusterSpec& cluster, const JsonReader& in) {
     if (!fabric) return;
     if (const auto* nv = std::get_if<NvSwitch>(&fabric->scale_up)) {
         if (nv->gpus_per_domain % cluster.gpus_per_node != 0)
-            in.at("topology").at("scale_up").fail("gpus_per_domain a multiple of gpus_per_node (" +
-                                                  std::to_string(cluster.gpus_per_node) + ")");
+            in.at("topology")
+                .at("scale_up")
+                .fail("gpus_per_domain a multiple of gpus_per_node (" +
+                      std::to_string(cluster.gpus_per_node) + ")");
     } else if (cluster.gpus_per_node != 8) {
         in.at("gpus_per_node").fail("8: the cube mesh is the one of DGX-1");
     }
     if (const auto* rails = std::get_if<RailFatTree>(&fabric->scale_out)) {
         if (rails->num_nics < cluster.gpus_per_node && cluster.gpus_per_node % rails->num_nics != 0)
-            in.at("topology").at("scale_out").fail("num_nics a divisor or a multiple of gpus_per_node");
+            in.at("topology")
+                .at("scale_out")
+                .fail("num_nics a divisor or a multiple of gpus_per_node");
         if (rails->num_nics > cluster.gpus_per_node && rails->num_nics % cluster.gpus_per_node != 0)
-            in.at("topology").at("scale_out").fail("num_nics a divisor or a multiple of gpus_per_node");
+            in.at("topology")
+                .at("scale_out")
+                .fail("num_nics a divisor or a multiple of gpus_per_node");
     } else {
         double ports = 1;
         for (const int down : std::get<FatTree>(fabric->scale_out).down) ports *= down;
         if (ports < num_gpus(cluster))
-            in.at("topology").at("scale_out").fail(fmt::format("product(down) at least the {} GPUs, it is {}",
-                                                               num_gpus(cluster), ports));
+            in.at("topology")
+                .at("scale_out")
+                .fail(fmt::format("product(down) at least the {} GPUs, it is {}", num_gpus(cluster),
+                                  ports));
     }
 }
 
 }  // namespace
 
 ClusterSpec cluster_from_json(const JsonReader& in) {
-    in.refuse_unknown({"name", "num_nodes", "gpus_per_node", "topology", "scale_up", "scale_out", "gpu", "source",
-                       "collective_launch", "in_switch_reduction", "collective_efficiency", "assumed"});
+    in.refuse_unknown({"name", "num_nodes", "gpus_per_node", "topology", "scale_up", "scale_out",
+                       "gpu", "source", "collective_launch", "in_switch_reduction",
+                       "collective_efficiency", "assumed"});
     ClusterSpec cluster;
     cluster.name = in.at("name").text();
     cluster.num_nodes = in.count_or("num_nodes", 1, 1, kMostNodes);
@@ -251,21 +268,24 @@ ClusterSpec cluster_from_json(const JsonReader& in) {
     cluster.scale_up = link_from_json(in.at("scale_up"));
     cluster.scale_out = link_from_json(in.at("scale_out"));
     cluster.source = in.text_or("source", "");
-    if (const auto launch = in.find("collective_launch")) cluster.collective_launch = launch->seconds();
+    if (const auto launch = in.find("collective_launch"))
+        cluster.collective_launch = launch->seconds();
     cluster.in_switch_reduction = in.boolean_or("in_switch_reduction", false);
     if (const auto shares = in.find("collective_efficiency"))
         for (const auto& [key, value] : shares->members()) {
             cluster.collective_efficiency[key] = value.number(0, 1);
             if (!(cluster.collective_efficiency[key] > 0)) value.fail("a share above 0, at most 1");
             if (!from_name<Collective>(key) && !from_name<Algorithm>(key))
-                shares->fail("keys that are collectives (" + choices<Collective>() + ") or algorithms (" + choices<Algorithm>() + "), not \"" + key + "\"");
+                shares->fail("keys that are collectives (" + choices<Collective>() +
+                             ") or algorithms (" + choices<Algorithm>() + "), not \"" + key + "\"");
         }
     if (const auto assumed = in.find("assumed"))
         for (const auto& line : assumed->items()) cluster.assumed.push_back(line.text());
     const auto topology = in.at("topology");
     if (topology.has("graph")) {
         topology.refuse_unknown({"graph"});
-        cluster.topology = graph_from_json(topology.at("graph"), num_gpus(cluster), cluster.gpus_per_node);
+        cluster.topology =
+            graph_from_json(topology.at("graph"), num_gpus(cluster), cluster.gpus_per_node);
     } else {
         topology.refuse_unknown({"scale_up", "scale_out", "graph"});
         cluster.topology = fabric_from_json(topology, cluster.gpus_per_node);
@@ -283,12 +303,14 @@ Json to_json(const ClusterSpec& cluster) {
     if (const auto* fabric = std::get_if<Fabric>(&cluster.topology))
         out["topology"] = fabric_to_json(*fabric);
     else
-        out["topology"]["graph"] = graph_to_json(*std::get<std::shared_ptr<const LinkGraph>>(cluster.topology));
+        out["topology"]["graph"] =
+            graph_to_json(*std::get<std::shared_ptr<const LinkGraph>>(cluster.topology));
     out["scale_up"] = link_to_json(cluster.scale_up);
     out["scale_out"] = link_to_json(cluster.scale_out);
     out["collective_launch"] = to_exact_text(cluster.collective_launch);
     out["in_switch_reduction"] = cluster.in_switch_reduction;
-    if (!cluster.collective_efficiency.empty()) out["collective_efficiency"] = cluster.collective_efficiency;
+    if (!cluster.collective_efficiency.empty())
+        out["collective_efficiency"] = cluster.collective_efficiency;
     out["gpu"] = gpu_to_json(cluster.gpu);
     if (!cluster.assumed.empty()) out["assumed"] = cluster.assumed;
     return out;

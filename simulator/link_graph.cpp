@@ -9,7 +9,8 @@
 
 namespace moeplan {
 
-std::uint32_t add_link(LinkGraph& graph, std::string name, BytesPerSecond bandwidth, Level level, std::string from, std::string to) {
+std::uint32_t add_link(LinkGraph& graph, std::string name, BytesPerSecond bandwidth, Level level,
+                       std::string from, std::string to) {
     graph.links.push_back({std::move(name), bandwidth, level, {}});
     graph.ends.push_back({std::move(from), std::move(to)});
     return static_cast<std::uint32_t>(graph.links.size() - 1);
@@ -17,7 +18,8 @@ std::uint32_t add_link(LinkGraph& graph, std::string name, BytesPerSecond bandwi
 
 namespace {
 
-/// `route`, with an allocation a call, from `append_route`; which links are scale-out is copied so that graphs stay movable.
+/// `route`, with an allocation a call, from `append_route`; which links are scale-out is copied so
+/// that graphs stay movable.
 void add_route(LinkGraph& graph) {
     auto outer = std::make_shared<std::vector<bool>>();
     for (const Link& link : graph.links) outer->push_back(link.level == Level::scale_out);
@@ -39,25 +41,31 @@ LinkGraph fabric_graph(const ClusterSpec& cluster, const Fabric& fabric) {
     for (int gpu = 0; gpu < graph.num_gpus; ++gpu) graph.domain[gpu] = gpu / domain;
     graph.rail.assign(static_cast<std::size_t>(graph.num_gpus), -1);
 
-    const Way inside = std::holds_alternative<NvSwitch>(fabric.scale_up) ? add_nv_switch(graph, cluster, std::get<NvSwitch>(fabric.scale_up))
-                                                                         : add_cube_mesh(graph, cluster);
+    const Way inside = std::holds_alternative<NvSwitch>(fabric.scale_up)
+                           ? add_nv_switch(graph, cluster, std::get<NvSwitch>(fabric.scale_up))
+                           : add_cube_mesh(graph, cluster);
     const auto* rails = std::get_if<RailFatTree>(&fabric.scale_out);
     Way outside;
     if (graph.num_gpus > domain)
-        outside = rails ? add_rail_fat_tree(graph, cluster, *rails) : add_fat_tree(graph, cluster, std::get<FatTree>(fabric.scale_out));
+        outside = rails ? add_rail_fat_tree(graph, cluster, *rails)
+                        : add_fat_tree(graph, cluster, std::get<FatTree>(fabric.scale_out));
 
     const int gpus = graph.num_gpus;
     if (rails && rails->pxn && outside)
         graph.relay = [domain, gpus, rail = graph.rail](int source, int destination) {
-            if (source / domain == destination / domain || rail[source] == rail[destination]) return -1;
+            if (source / domain == destination / domain || rail[source] == rail[destination])
+                return -1;
             const int via = source / domain * domain + destination % domain;
-            return via < gpus ? via : -1;        // a last domain that is not full: no GPU of that place to go through
+            return via < gpus
+                       ? via
+                       : -1;  // a last domain that is not full: no GPU of that place to go through
         };
     else
         graph.relay = [](int, int) { return -1; };
 
     const Seconds near = cluster.scale_up.latency, far = cluster.scale_out.latency;
-    graph.append_route = [=, relay = graph.relay](int source, int destination, std::vector<std::uint32_t>& links) {
+    graph.append_route = [=, relay = graph.relay](int source, int destination,
+                                                  std::vector<std::uint32_t>& links) {
         if (source / domain == destination / domain) {
             inside(source, destination, links);
             return near;
@@ -82,7 +90,9 @@ LinkGraph build_link_graph(const ClusterSpec& cluster) {
         add_route(graph);
     } else {
         graph = *std::get<std::shared_ptr<const LinkGraph>>(cluster.topology);
-        for (Link& link : graph.links) link.bandwidth *= (link.level == Level::scale_up ? cluster.scale_up : cluster.scale_out).efficiency;
+        for (Link& link : graph.links)
+            link.bandwidth *=
+                (link.level == Level::scale_up ? cluster.scale_up : cluster.scale_out).efficiency;
     }
     graph.collective_launch = cluster.collective_launch;
     graph.in_switch_reduction = cluster.in_switch_reduction;

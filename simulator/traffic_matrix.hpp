@@ -10,11 +10,20 @@ namespace moeplan {
 
 struct TrafficMatrix {
     int num_ranks = 0;
-    std::vector<Bytes> sent;             ///< [source, destination]; the diagonal stays on its GPU and crosses no link
+    std::vector<Bytes>
+        sent;  ///< [source, destination]; the diagonal stays on its GPU and crosses no link
 
-    explicit TrafficMatrix(int ranks = 0) : num_ranks(ranks), sent(static_cast<std::size_t>(ranks) * static_cast<std::size_t>(ranks)) {}
-    Bytes& at(int source, int destination) { return sent[static_cast<std::size_t>(source) * static_cast<std::size_t>(num_ranks) + static_cast<std::size_t>(destination)]; }
-    Bytes at(int source, int destination) const { return sent[static_cast<std::size_t>(source) * static_cast<std::size_t>(num_ranks) + static_cast<std::size_t>(destination)]; }
+    explicit TrafficMatrix(int ranks = 0)
+        : num_ranks(ranks),
+          sent(static_cast<std::size_t>(ranks) * static_cast<std::size_t>(ranks)) {}
+    Bytes& at(int source, int destination) {
+        return sent[static_cast<std::size_t>(source) * static_cast<std::size_t>(num_ranks) +
+                    static_cast<std::size_t>(destination)];
+    }
+    Bytes at(int source, int destination) const {
+        return sent[static_cast<std::size_t>(source) * static_cast<std::size_t>(num_ranks) +
+                    static_cast<std::size_t>(destination)];
+    }
     bool operator==(const TrafficMatrix&) const = default;
 };
 

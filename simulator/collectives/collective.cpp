@@ -14,33 +14,42 @@ namespace moeplan {
 
 template <>
 const EnumNames<Collective>& enum_names<Collective>() {
-    static const EnumNames<Collective> names = {{Collective::all_reduce, "all_reduce"}, {Collective::all_gather, "all_gather"},
-                                                {Collective::reduce_scatter, "reduce_scatter"}, {Collective::all_to_all, "all_to_all"},
-                                                {Collective::send_recv, "send_recv"}, {Collective::broadcast, "broadcast"},
-                                                {Collective::all_to_all, "alltoall"}, {Collective::all_to_all, "all_to_all_v"},
-                                                {Collective::all_reduce, "allreduce"}, {Collective::all_gather, "allgather"},
-                                                {Collective::reduce_scatter, "reducescatter"}, {Collective::send_recv, "sendrecv"}};
+    static const EnumNames<Collective> names = {
+        {Collective::all_reduce, "all_reduce"},         {Collective::all_gather, "all_gather"},
+        {Collective::reduce_scatter, "reduce_scatter"}, {Collective::all_to_all, "all_to_all"},
+        {Collective::send_recv, "send_recv"},           {Collective::broadcast, "broadcast"},
+        {Collective::all_to_all, "alltoall"},           {Collective::all_to_all, "all_to_all_v"},
+        {Collective::all_reduce, "allreduce"},          {Collective::all_gather, "allgather"},
+        {Collective::reduce_scatter, "reducescatter"},  {Collective::send_recv, "sendrecv"}};
     return names;
 }
 template <>
 const EnumNames<Algorithm>& enum_names<Algorithm>() {
-    static const EnumNames<Algorithm> names = {{Algorithm::automatic, "automatic"}, {Algorithm::ring, "ring"},
-                                               {Algorithm::double_binary_tree, "double_binary_tree"}, {Algorithm::nvls, "nvls"},
-                                               {Algorithm::hierarchical, "hierarchical"}, {Algorithm::direct, "direct"},
-                                               {Algorithm::pairwise, "pairwise"}, {Algorithm::two_level, "two_level"},
-                                               {Algorithm::double_binary_tree, "tree"}};
+    static const EnumNames<Algorithm> names = {
+        {Algorithm::automatic, "automatic"},
+        {Algorithm::ring, "ring"},
+        {Algorithm::double_binary_tree, "double_binary_tree"},
+        {Algorithm::nvls, "nvls"},
+        {Algorithm::hierarchical, "hierarchical"},
+        {Algorithm::direct, "direct"},
+        {Algorithm::pairwise, "pairwise"},
+        {Algorithm::two_level, "two_level"},
+        {Algorithm::double_binary_tree, "tree"}};
     return names;
 }
 
 double bus_factor(Collective collective, int num_ranks) {
     const double n = num_ranks;
     switch (collective) {
-        case Collective::all_reduce: return 2 * (n - 1) / n;
+        case Collective::all_reduce:
+            return 2 * (n - 1) / n;
         case Collective::all_gather:
         case Collective::reduce_scatter:
-        case Collective::all_to_all: return (n - 1) / n;
+        case Collective::all_to_all:
+            return (n - 1) / n;
         case Collective::send_recv:
-        case Collective::broadcast: return 1;
+        case Collective::broadcast:
+            return 1;
     }
     return 1;
 }
@@ -48,13 +57,16 @@ double bus_factor(Collective collective, int num_ranks) {
 namespace {
 
 /// Algorithms that can carry out this collective on this group, the plainest first.
-std::vector<Algorithm> applicable(const LinkGraph& graph, Collective collective, const GroupShape& group) {
-    const bool many = group.num_domains() > 1, nested = many && group.even && group.by_domain.front().size() > 1;
+std::vector<Algorithm> applicable(const LinkGraph& graph, Collective collective,
+                                  const GroupShape& group) {
+    const bool many = group.num_domains() > 1,
+               nested = many && group.even && group.by_domain.front().size() > 1;
     std::vector<Algorithm> out;
     switch (collective) {
         case Collective::all_reduce:
             out = {Algorithm::ring, Algorithm::double_binary_tree};
-            if (!many && graph.in_switch_reduction && group.num_ranks() > 2) out.push_back(Algorithm::nvls);
+            if (!many && graph.in_switch_reduction && group.num_ranks() > 2)
+                out.push_back(Algorithm::nvls);
             if (nested) out.push_back(Algorithm::hierarchical);
             break;
         case Collective::all_gather:
@@ -66,81 +78,116 @@ std::vector<Algorithm> applicable(const LinkGraph& graph, Collective collective,
             out = {Algorithm::direct, Algorithm::pairwise};
             if (many) out.push_back(Algorithm::two_level);
             break;
-        case Collective::send_recv: out = {Algorithm::direct}; break;
-        case Collective::broadcast: out = {Algorithm::ring}; break;
+        case Collective::send_recv:
+            out = {Algorithm::direct};
+            break;
+        case Collective::broadcast:
+            out = {Algorithm::ring};
+            break;
     }
     return out;
 }
 
-std::vector<StageFlows> stages_of(const LinkGraph& graph, const CollectiveCall& call, const GroupShape& group, Algorithm algorithm) {
+std::vector<StageFlows> stages_of(const LinkGraph& graph, const CollectiveCall& call,
+                                  const GroupShape& group, Algorithm algorithm) {
     if (call.collective == Collective::all_to_all) {
-        const TrafficMatrix even = call.traffic ? TrafficMatrix() : even_traffic(group.num_ranks(), call.bytes);
+        const TrafficMatrix even =
+            call.traffic ? TrafficMatrix() : even_traffic(group.num_ranks(), call.bytes);
         const TrafficMatrix& traffic = call.traffic ? *call.traffic : even;
-        if (algorithm == Algorithm::two_level) return all_to_all_two_level(graph, group, traffic, call.once);
-        return algorithm == Algorithm::pairwise ? all_to_all_pairwise(graph, group, traffic) : all_to_all_direct(graph, group, traffic);
+        if (algorithm == Algorithm::two_level)
+            return all_to_all_two_level(graph, group, traffic, call.once);
+        return algorithm == Algorithm::pairwise ? all_to_all_pairwise(graph, group, traffic)
+                                                : all_to_all_direct(graph, group, traffic);
     }
     const int passes = call.collective == Collective::all_reduce ? 2 : 1;
     switch (algorithm) {
-        case Algorithm::double_binary_tree: return double_binary_tree(graph, group, call.bytes);
-        case Algorithm::nvls: return nvls(graph, group, call.bytes);
-        case Algorithm::hierarchical: return hierarchical(graph, group, call.bytes, call.collective);
-        case Algorithm::direct: return send_recv(graph, group, call.bytes);
-        default: return call.collective == Collective::broadcast ? broadcast_ring(graph, group, call.bytes) : ring(graph, group, call.bytes, passes);
+        case Algorithm::double_binary_tree:
+            return double_binary_tree(graph, group, call.bytes);
+        case Algorithm::nvls:
+            return nvls(graph, group, call.bytes);
+        case Algorithm::hierarchical:
+            return hierarchical(graph, group, call.bytes, call.collective);
+        case Algorithm::direct:
+            return send_recv(graph, group, call.bytes);
+        default:
+            return call.collective == Collective::broadcast
+                       ? broadcast_ring(graph, group, call.bytes)
+                       : ring(graph, group, call.bytes, passes);
     }
 }
 
-/// The measured curve of this collective where the profile has one; else what the cluster file states for it.
-double efficiency_of(const LinkGraph& graph, const CollectiveCall& call, Algorithm algorithm, const Profile* profile) {
+/// The measured curve of this collective where the profile has one; else what the cluster file
+/// states for it.
+double efficiency_of(const LinkGraph& graph, const CollectiveCall& call, Algorithm algorithm,
+                     const Profile* profile) {
     const std::string collective(name_of(call.collective));
     if (profile)
         for (const auto& curve : profile->links)
-            if (curve.collective == collective) return link_efficiency(*profile, collective, call.bytes, static_cast<int>(call.group.size()));
+            if (curve.collective == collective)
+                return link_efficiency(*profile, collective, call.bytes,
+                                       static_cast<int>(call.group.size()));
     double efficiency = 1;
     for (const auto& name : {collective, std::string(name_of(algorithm))})
-        if (const auto stated = graph.collective_efficiency.find(name); stated != graph.collective_efficiency.end()) efficiency *= stated->second;
+        if (const auto stated = graph.collective_efficiency.find(name);
+            stated != graph.collective_efficiency.end())
+            efficiency *= stated->second;
     return efficiency;
 }
 
-Exchange with(const LinkGraph& graph, const CollectiveCall& call, const GroupShape& group, Algorithm algorithm, const Profile* profile, Folding folding) {
+Exchange with(const LinkGraph& graph, const CollectiveCall& call, const GroupShape& group,
+              Algorithm algorithm, const Profile* profile, Folding folding) {
     auto stages = stages_of(graph, call, group, algorithm);
     if (!stages.empty()) stages.front().latency += graph.collective_launch;
-    return make_exchange(graph, fmt::format("{} ({}) over {} ranks", name_of(call.collective), name_of(algorithm), group.num_ranks()), std::move(stages),
-                         efficiency_of(graph, call, algorithm, profile), 1, folding);
+    return make_exchange(graph,
+                         fmt::format("{} ({}) over {} ranks", name_of(call.collective),
+                                     name_of(algorithm), group.num_ranks()),
+                         std::move(stages), efficiency_of(graph, call, algorithm, profile), 1,
+                         folding);
 }
 
 void check(const LinkGraph& graph, const CollectiveCall& call) {
-    const auto refuse = [&](const std::string& field, const std::string& value, const std::string& expected) {
+    const auto refuse = [&](const std::string& field, const std::string& value,
+                            const std::string& expected) {
         throw InputError(std::string(name_of(call.collective)), field, value, expected);
     };
     if (call.group.empty()) refuse("group", "empty", "at least one GPU");
     std::set<int> seen;
     for (const int gpu : call.group) {
-        if (gpu < 0 || gpu >= graph.num_gpus) refuse("group", std::to_string(gpu), fmt::format("GPUs 0 … {}", graph.num_gpus - 1));
+        if (gpu < 0 || gpu >= graph.num_gpus)
+            refuse("group", std::to_string(gpu), fmt::format("GPUs 0 … {}", graph.num_gpus - 1));
         if (!seen.insert(gpu).second) refuse("group", std::to_string(gpu), "each GPU once");
     }
     if (call.traffic && call.traffic->num_ranks != static_cast<int>(call.group.size()))
-        refuse("traffic", fmt::format("{0} × {0}", call.traffic->num_ranks), fmt::format("{0} × {0}, the group", call.group.size()));
-    if (call.collective == Collective::send_recv && call.group.size() != 2) refuse("group", std::to_string(call.group.size()) + " GPUs", "2: who sends, who receives");
+        refuse("traffic", fmt::format("{0} × {0}", call.traffic->num_ranks),
+               fmt::format("{0} × {0}, the group", call.group.size()));
+    if (call.collective == Collective::send_recv && call.group.size() != 2)
+        refuse("group", std::to_string(call.group.size()) + " GPUs", "2: who sends, who receives");
 }
 
 }  // namespace
 
-Exchange make_exchange(const LinkGraph& graph, const CollectiveCall& call, const Profile* profile, Folding folding) {
+Exchange make_exchange(const LinkGraph& graph, const CollectiveCall& call, const Profile* profile,
+                       Folding folding) {
     check(graph, call);
     const GroupShape group = shape_of(graph, call.group);
-    if (group.num_ranks() < 2) return make_exchange(graph, fmt::format("{} on one rank", name_of(call.collective)), {});
+    if (group.num_ranks() < 2)
+        return make_exchange(graph, fmt::format("{} on one rank", name_of(call.collective)), {});
     const auto choices = applicable(graph, call.collective, group);
     if (call.algorithm != Algorithm::automatic) {
         if (std::find(choices.begin(), choices.end(), call.algorithm) == choices.end()) {
             std::string names;
-            for (const auto choice : choices) names += (names.empty() ? "" : ", ") + std::string(name_of(choice));
+            for (const auto choice : choices)
+                names += (names.empty() ? "" : ", ") + std::string(name_of(choice));
             throw InputError("--algorithm", "", "\"" + std::string(name_of(call.algorithm)) + "\"",
-                             fmt::format("one that carries out {} on this group: automatic, {}", name_of(call.collective), names));
+                             fmt::format("one that carries out {} on this group: automatic, {}",
+                                         name_of(call.collective), names));
         }
         return with(graph, call, group, call.algorithm, profile, folding);
     }
-    // All-to-all: what libraries do by default is all parts at once. Else the fastest of those that apply.
-    if (call.collective == Collective::all_to_all) return with(graph, call, group, Algorithm::direct, profile, folding);
+    // All-to-all: what libraries do by default is all parts at once. Else the fastest of those that
+    // apply.
+    if (call.collective == Collective::all_to_all)
+        return with(graph, call, group, Algorithm::direct, profile, folding);
     std::optional<Exchange> best;
     for (const auto choice : choices) {
         auto exchange = with(graph, call, group, choice, profile, folding);

@@ -6,25 +6,31 @@
 namespace moeplan {
 namespace {
 
-/// Parent of each of n nodes in a binary tree whose in-order is 0 … n−1, −1 for the root; leaves are the even numbers.
-/// The lowest set bit of i + 1 says its height; parents beyond n fall to the next one below.
+/// Parent of each of n nodes in a binary tree whose in-order is 0 … n−1, −1 for the root; leaves
+/// are the even numbers. The lowest set bit of i + 1 says its height; parents beyond n fall to the
+/// next one below.
 std::vector<int> in_order_tree(int n) {
     std::vector<int> parent(static_cast<std::size_t>(n), -1);
     for (int i = 0; i < n; ++i) {
         const int at = i + 1;
         int bit = at & -at;
         while (true) {
-            // The parent has the next higher bit set and this one clear; to the left if that number is beyond n.
+            // The parent has the next higher bit set and this one clear; to the left if that number
+            // is beyond n.
             const int up = (at ^ bit) | (bit << 1);
             if ((bit << 1) > n) break;
-            if (up <= n && up != at) { parent[i] = up - 1; break; }
+            if (up <= n && up != at) {
+                parent[i] = up - 1;
+                break;
+            }
             bit <<= 1;
         }
     }
     return parent;
 }
 
-/// Both trees of the pair: the second is the first with every node's number moved by one, so its leaves are the other's inner nodes.
+/// Both trees of the pair: the second is the first with every node's number moved by one, so its
+/// leaves are the other's inner nodes.
 std::vector<std::vector<int>> two_trees(int n) {
     const auto first = in_order_tree(n);
     std::vector<int> second(static_cast<std::size_t>(n), -1);
@@ -35,8 +41,8 @@ std::vector<std::vector<int>> two_trees(int n) {
 std::uint32_t id(int gpu) { return static_cast<std::uint32_t>(gpu); }
 
 struct Trees {
-    std::vector<Flow> up;            ///< edges child → parent with the bytes each carries one way
-    int depth = 0;                   ///< of the deepest, in edges
+    std::vector<Flow> up;  ///< edges child → parent with the bytes each carries one way
+    int depth = 0;         ///< of the deepest, in edges
 };
 
 /// Trees over `members[d]` for every place d: across domains by channel, a chain within each.
@@ -48,9 +54,13 @@ Trees trees_over(const std::vector<std::vector<int>>& members, Bytes bytes) {
         for (int channel = 0; channel < m; ++channel) {
             const Bytes share = bytes / (2.0 * m);
             for (int d = 0; d < domains; ++d) {
-                if (parent[d] >= 0) out.up.push_back({id(members[d][channel]), id(members[parent[d]][channel]), share});
+                if (parent[d] >= 0)
+                    out.up.push_back(
+                        {id(members[d][channel]), id(members[parent[d]][channel]), share});
                 // The chain ends at the channel's own GPU, which talks to the other domains.
-                for (int i = 1; i < m; ++i) out.up.push_back({id(members[d][(channel + i) % m]), id(members[d][(channel + i - 1) % m]), share});
+                for (int i = 1; i < m; ++i)
+                    out.up.push_back({id(members[d][(channel + i) % m]),
+                                      id(members[d][(channel + i - 1) % m]), share});
                 int depth = 0;
                 for (int at = d; parent[at] >= 0; at = parent[at]) ++depth;
                 out.depth = std::max(out.depth, depth);
@@ -62,7 +72,8 @@ Trees trees_over(const std::vector<std::vector<int>>& members, Bytes bytes) {
 Seconds hop_latency(const LinkGraph& graph, const std::vector<Flow>& flows, bool between_domains) {
     std::vector<Flow> chosen;
     for (const Flow& flow : flows)
-        if ((graph.domain[flow.source] != graph.domain[flow.destination]) == between_domains) chosen.push_back(flow);
+        if ((graph.domain[flow.source] != graph.domain[flow.destination]) == between_domains)
+            chosen.push_back(flow);
     return longest_latency(graph, chosen);
 }
 
@@ -76,17 +87,21 @@ std::vector<std::vector<int>> tree_nodes(const GroupShape& group) {
 
 }  // namespace
 
-std::vector<StageFlows> double_binary_tree(const LinkGraph& graph, const GroupShape& group, Bytes bytes) {
+std::vector<StageFlows> double_binary_tree(const LinkGraph& graph, const GroupShape& group,
+                                           Bytes bytes) {
     const auto nodes = tree_nodes(group);
     const Trees trees = trees_over(nodes, bytes);
     StageFlows stage;
     for (const Flow& up : trees.up) {
-        stage.flows.push_back(up);                                            // reduce
-        stage.flows.push_back({up.destination, up.source, up.bytes});         // and back
+        stage.flows.push_back(up);                                     // reduce
+        stage.flows.push_back({up.destination, up.source, up.bytes});  // and back
     }
     const int chain = static_cast<int>(nodes.front().size()) - 1;
-    const Seconds across = nodes.front().size() == 1 ? longest_latency(graph, stage.flows) : hop_latency(graph, stage.flows, true);
-    stage.latency = across * (2.0 * trees.depth) + hop_latency(graph, stage.flows, false) * (2.0 * (nodes.front().size() == 1 ? 0 : chain));
+    const Seconds across = nodes.front().size() == 1 ? longest_latency(graph, stage.flows)
+                                                     : hop_latency(graph, stage.flows, true);
+    stage.latency =
+        across * (2.0 * trees.depth) +
+        hop_latency(graph, stage.flows, false) * (2.0 * (nodes.front().size() == 1 ? 0 : chain));
     return {stage};
 }
 
@@ -108,7 +123,8 @@ std::vector<Round> tree_rounds(const LinkGraph& graph, const GroupShape& group, 
     }
     for (auto level = up.rbegin(); level != up.rend(); ++level) {
         down.emplace_back();
-        for (const Flow& flow : level->flows) down.back().flows.push_back({flow.destination, flow.source, flow.bytes});
+        for (const Flow& flow : level->flows)
+            down.back().flows.push_back({flow.destination, flow.source, flow.bytes});
     }
     up.insert(up.end(), down.begin(), down.end());
     for (Round& round : up) round.latency = longest_latency(graph, round.flows);

@@ -21,7 +21,8 @@ void StagedEngine::start(const Exchange& exchange, Then then) {
 void StagedEngine::begin_stage(std::uint64_t id) {
     Playing& playing = playing_.at(id);
     if (playing.stage == playing.exchange->stages.size()) {
-        after(Seconds{0}, [this, id] { end_stage(id); });       // an exchange of nothing still ends from the loop
+        after(Seconds{0},
+              [this, id] { end_stage(id); });  // an exchange of nothing still ends from the loop
         return;
     }
     after(playing.exchange->stages[playing.stage].latency, [this, id] {
@@ -56,8 +57,9 @@ void StagedEngine::flow_finished(std::uint64_t id) {
 
 void StagedEngine::check_complete() const {
     if (!playing_.empty() || counts_.flows_started != counts_.flows_finished)
-        throw std::logic_error(fmt::format("network: {} of {} flows and {} of {} exchanges finished", counts_.flows_finished, counts_.flows_started,
-                                           counts_.exchanges_finished, counts_.exchanges_started));
+        throw std::logic_error(fmt::format(
+            "network: {} of {} flows and {} of {} exchanges finished", counts_.flows_finished,
+            counts_.flows_started, counts_.exchanges_finished, counts_.exchanges_started));
 }
 
 NetworkEngine::Timer FillEngine::after(Seconds delay, Then then) {
@@ -70,18 +72,23 @@ NetworkEngine::Timer FillEngine::after(Seconds delay, Then then) {
 
 void FillEngine::post(std::uint64_t id, const Exchange& exchange, const ExchangeStage& stage) {
     if (!per_flow_) {
-        // Advancing at rate 1 it takes stage.transfer; a link then carries load/transfer of its bandwidth.
+        // Advancing at rate 1 it takes stage.transfer; a link then carries load/transfer of its
+        // bandwidth.
         uses_.clear();
         for (const LinkLoad& load : stage.loads)
-            uses_.push_back({load.link, load.bytes / (graph_.links[load.link].bandwidth * exchange.efficiency) / stage.transfer});
+            uses_.push_back(
+                {load.link, load.bytes / (graph_.links[load.link].bandwidth * exchange.efficiency) /
+                                stage.transfer});
         links_.add(uses_, stage.transfer.value, exchange.weight, id);
         return;
     }
     for (const Flow& flow : stage.flows) {
         route_.clear();
-        graph_.append_route(static_cast<int>(flow.source), static_cast<int>(flow.destination), route_);
+        graph_.append_route(static_cast<int>(flow.source), static_cast<int>(flow.destination),
+                            route_);
         uses_.clear();
-        for (const auto link : route_) uses_.push_back({link, 1 / graph_.links[link].bandwidth.value});
+        for (const auto link : route_)
+            uses_.push_back({link, 1 / graph_.links[link].bandwidth.value});
         links_.add(uses_, flow.bytes.value / exchange.efficiency, exchange.weight, id);
     }
 }
@@ -90,8 +97,9 @@ void FillEngine::run() {
     std::vector<std::uint64_t> owners;
     while (true) {
         links_.settle(now_);
-        while (!due_.empty() && !timers_.count(due_.top().timer)) due_.pop();       // cancelled
-        const double timer = due_.empty() ? std::numeric_limits<double>::infinity() : due_.top().time;
+        while (!due_.empty() && !timers_.count(due_.top().timer)) due_.pop();  // cancelled
+        const double timer =
+            due_.empty() ? std::numeric_limits<double>::infinity() : due_.top().time;
         const double finish = links_.next_finish();
         if (timer == std::numeric_limits<double>::infinity() && finish == timer) break;
         now_ = std::max(now_, std::min(timer, finish));
@@ -125,9 +133,12 @@ void FillEngine::run() {
 
 std::unique_ptr<NetworkEngine> make_engine(NetworkModel model, const LinkGraph& graph) {
     switch (model) {
-        case NetworkModel::closed_form: return std::make_unique<FillEngine>(graph, false);
-        case NetworkModel::fluid: return std::make_unique<FillEngine>(graph, true);
-        case NetworkModel::simgrid: return make_simgrid_engine(graph);
+        case NetworkModel::closed_form:
+            return std::make_unique<FillEngine>(graph, false);
+        case NetworkModel::fluid:
+            return std::make_unique<FillEngine>(graph, true);
+        case NetworkModel::simgrid:
+            return make_simgrid_engine(graph);
     }
     throw std::logic_error("no such network model");
 }

@@ -1,5 +1,6 @@
 #pragma once
-/// What the engines share: the play of an exchange's stages, and the timers of those without a clock of their own.
+/// What the engines share: the play of an exchange's stages, and the timers of those without a
+/// clock of their own.
 
 #include <cstdint>
 #include <map>
@@ -13,7 +14,8 @@
 
 namespace moeplan {
 
-/// Stages one after the other: a latency, then the flows, then the next stage. Derived engines move the bytes.
+/// Stages one after the other: a latency, then the flows, then the next stage. Derived engines move
+/// the bytes.
 class StagedEngine : public NetworkEngine {
   public:
     explicit StagedEngine(const LinkGraph& graph) : graph_(graph), carried_(graph.links.size()) {}
@@ -26,14 +28,15 @@ class StagedEngine : public NetworkEngine {
     struct Playing {
         const Exchange* exchange = nullptr;
         std::size_t stage = 0;
-        std::uint64_t pending = 0;       // flows of the stage that are not through
+        std::uint64_t pending = 0;  // flows of the stage that are not through
         Then then;
     };
-    virtual void post(std::uint64_t id, const Exchange& exchange, const ExchangeStage& stage) = 0;   ///< sets pending by add_pending
+    virtual void post(std::uint64_t id, const Exchange& exchange,
+                      const ExchangeStage& stage) = 0;  ///< sets pending by add_pending
     void begin_stage(std::uint64_t id);
     void end_stage(std::uint64_t id);
     void flow_finished(std::uint64_t id);
-    void check_complete() const;         ///< @throws std::logic_error
+    void check_complete() const;  ///< @throws std::logic_error
 
     const LinkGraph& graph_;
     std::unordered_map<std::uint64_t, Playing> playing_;
@@ -42,10 +45,12 @@ class StagedEngine : public NetworkEngine {
     Counts counts_;
 };
 
-/// Timers and shares of links in one loop: the closed form (a collective is one entity) and the fluid model (each flow is one).
+/// Timers and shares of links in one loop: the closed form (a collective is one entity) and the
+/// fluid model (each flow is one).
 class FillEngine : public StagedEngine {
   public:
-    FillEngine(const LinkGraph& graph, bool per_flow) : StagedEngine(graph), per_flow_(per_flow), links_(graph.links.size()) {}
+    FillEngine(const LinkGraph& graph, bool per_flow)
+        : StagedEngine(graph), per_flow_(per_flow), links_(graph.links.size()) {}
 
     Seconds now() const override { return {now_}; }
     Timer after(Seconds delay, Then then) override;
@@ -58,7 +63,9 @@ class FillEngine : public StagedEngine {
     struct Due {
         double time;
         Timer timer;
-        bool operator>(const Due& other) const { return time != other.time ? time > other.time : timer > other.timer; }
+        bool operator>(const Due& other) const {
+            return time != other.time ? time > other.time : timer > other.timer;
+        }
     };
     bool per_flow_;
     double now_ = 0;

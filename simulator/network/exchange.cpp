@@ -11,7 +11,9 @@ namespace moeplan {
 
 template <>
 const EnumNames<NetworkModel>& enum_names<NetworkModel>() {
-    static const EnumNames<NetworkModel> names = {{NetworkModel::closed_form, "closed_form"}, {NetworkModel::fluid, "fluid"}, {NetworkModel::simgrid, "simgrid"}};
+    static const EnumNames<NetworkModel> names = {{NetworkModel::closed_form, "closed_form"},
+                                                  {NetworkModel::fluid, "fluid"},
+                                                  {NetworkModel::simgrid, "simgrid"}};
     return names;
 }
 
@@ -26,12 +28,14 @@ std::vector<LinkLoad> link_loads(const LinkGraph& graph, std::span<const Flow> f
     std::vector<std::uint32_t> route;
     for (const Flow& flow : flows) {
         route.clear();
-        graph.append_route(static_cast<int>(flow.source), static_cast<int>(flow.destination), route);
+        graph.append_route(static_cast<int>(flow.source), static_cast<int>(flow.destination),
+                           route);
         for (const auto link : route) bytes[link] += flow.bytes.value;
     }
     std::vector<LinkLoad> loads;
     for (std::size_t link = 0; link < bytes.size(); ++link)
-        if (bytes[link] > 0) loads.push_back({static_cast<std::uint32_t>(link), Bytes{bytes[link]}});
+        if (bytes[link] > 0)
+            loads.push_back({static_cast<std::uint32_t>(link), Bytes{bytes[link]}});
     return loads;
 }
 
@@ -39,7 +43,8 @@ std::vector<Flow> folded(const LinkGraph& graph, std::span<const Flow> flows) {
     std::vector<Flow> parts;
     parts.reserve(2 * flows.size());
     for (const Flow& flow : flows) {
-        const int via = graph.relay(static_cast<int>(flow.source), static_cast<int>(flow.destination));
+        const int via =
+            graph.relay(static_cast<int>(flow.source), static_cast<int>(flow.destination));
         if (via >= 0) {
             parts.push_back({flow.source, static_cast<std::uint32_t>(via), flow.bytes});
             parts.push_back({static_cast<std::uint32_t>(via), flow.destination, flow.bytes});
@@ -53,24 +58,29 @@ std::vector<Flow> folded(const LinkGraph& graph, std::span<const Flow> flows) {
     });
     std::vector<Flow> out;
     for (const Flow& part : parts)
-        if (!out.empty() && out.back().source == part.source && out.back().destination == part.destination)
+        if (!out.empty() && out.back().source == part.source &&
+            out.back().destination == part.destination)
             out.back().bytes += part.bytes;
         else
             out.push_back(part);
     return out;
 }
 
-Exchange make_exchange(const LinkGraph& graph, std::string what, std::vector<StageFlows> stages, double efficiency, double weight, Folding folding) {
+Exchange make_exchange(const LinkGraph& graph, std::string what, std::vector<StageFlows> stages,
+                       double efficiency, double weight, Folding folding) {
     assert(efficiency > 0 && weight > 0);
     Exchange exchange{std::move(what), {}, efficiency, weight};
     for (auto& stage : stages) {
-        std::erase_if(stage.flows, [](const Flow& flow) { return flow.source == flow.destination || !(flow.bytes.value > 0); });
+        std::erase_if(stage.flows, [](const Flow& flow) {
+            return flow.source == flow.destination || !(flow.bytes.value > 0);
+        });
         ExchangeStage out;
         out.latency = stage.latency;
         out.flows = folding == Folding::rails ? folded(graph, stage.flows) : std::move(stage.flows);
         out.loads = link_loads(graph, out.flows);
         for (const LinkLoad& load : out.loads)
-            out.transfer = std::max(out.transfer, load.bytes / (graph.links[load.link].bandwidth * efficiency));
+            out.transfer = std::max(out.transfer,
+                                    load.bytes / (graph.links[load.link].bandwidth * efficiency));
         exchange.stages.push_back(std::move(out));
     }
     return exchange;

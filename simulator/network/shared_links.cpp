@@ -14,9 +14,15 @@ constexpr double kLeast = 1e-30;
 
 }  // namespace
 
-SharedLinks::SharedLinks(std::size_t num_links) : on_link_(num_links), left_(num_links), pressure_(num_links), waiting_(num_links), link_seen_(num_links) {}
+SharedLinks::SharedLinks(std::size_t num_links)
+    : on_link_(num_links),
+      left_(num_links),
+      pressure_(num_links),
+      waiting_(num_links),
+      link_seen_(num_links) {}
 
-std::uint32_t SharedLinks::add(const std::vector<Use>& uses, double amount, double weight, std::uint64_t owner) {
+std::uint32_t SharedLinks::add(const std::vector<Use>& uses, double amount, double weight,
+                               std::uint64_t owner) {
     assert(!uses.empty() && amount > 0 && weight > 0);
     std::uint32_t id;
     if (free_.empty()) {
@@ -73,12 +79,13 @@ void SharedLinks::settle(double now) {
 }
 
 void SharedLinks::fill(const std::vector<std::uint32_t>& component, double now) {
-    // links_ holds the component's links; pressure_ = Σ usage · weight of the users that still rise, waiting_ their number
-    // (a sum of differences need not come back to zero).
+    // links_ holds the component's links; pressure_ = Σ usage · weight of the users that still
+    // rise, waiting_ their number (a sum of differences need not come back to zero).
     for (const auto link : links_) left_[link] = 1, pressure_[link] = 0, waiting_[link] = 0;
     for (const auto id : component) {
         Entity& entity = entities_[id];
-        if (entity.rate > 0) entity.remaining = std::max(0.0, entity.remaining - entity.rate * (now - entity.since));
+        if (entity.rate > 0)
+            entity.remaining = std::max(0.0, entity.remaining - entity.rate * (now - entity.since));
         entity.rate = 0;
         for (const Use& use : entity.uses) {
             pressure_[use.link] += use.usage * entity.weight;
@@ -93,7 +100,8 @@ void SharedLinks::fill(const std::vector<std::uint32_t>& component, double now) 
         assert(std::isfinite(level) && !open.empty());
         level = std::max(level, kLeast);
         for (const auto link : open) {
-            if (waiting_[link] == 0 || left_[link] > pressure_[link] * level * (1 + kSame)) continue;
+            if (waiting_[link] == 0 || left_[link] > pressure_[link] * level * (1 + kSame))
+                continue;
             for (const auto id : on_link_[link]) {
                 Entity& entity = entities_[id];
                 if (entity.rate > 0) continue;
@@ -101,7 +109,8 @@ void SharedLinks::fill(const std::vector<std::uint32_t>& component, double now) 
                 ++stopped;
                 for (const Use& use : entity.uses) {
                     left_[use.link] = std::max(0.0, left_[use.link] - use.usage * entity.rate);
-                    pressure_[use.link] = std::max(kLeast, pressure_[use.link] - use.usage * entity.weight);
+                    pressure_[use.link] =
+                        std::max(kLeast, pressure_[use.link] - use.usage * entity.weight);
                     --waiting_[use.link];
                 }
             }
@@ -124,9 +133,11 @@ void SharedLinks::take_finished(double time, std::vector<std::uint64_t>& owners)
     std::vector<std::uint32_t> done;
     for (const auto id : active_) {
         const Entity& entity = entities_[id];
-        if (entity.finish <= time + kSame * std::max(std::abs(time), entity.finish - entity.since)) done.push_back(id);
+        if (entity.finish <= time + kSame * std::max(std::abs(time), entity.finish - entity.since))
+            done.push_back(id);
     }
-    std::sort(done.begin(), done.end(), [&](auto a, auto b) { return entities_[a].order < entities_[b].order; });
+    std::sort(done.begin(), done.end(),
+              [&](auto a, auto b) { return entities_[a].order < entities_[b].order; });
     for (const auto id : done) {
         Entity& entity = entities_[id];
         owners.push_back(entity.owner);

@@ -1,5 +1,6 @@
-/// NVSwitch: a non-blocking crossbar over a domain; every GPU has one port up and one down, of all its NVLinks together.
-/// (Which switch chip a packet takes is spread evenly by the hardware; chips are not links of their own here.)
+/// NVSwitch: a non-blocking crossbar over a domain; every GPU has one port up and one down, of all
+/// its NVLinks together. (Which switch chip a packet takes is spread evenly by the hardware; chips
+/// are not links of their own here.)
 
 #include <fmt/format.h>
 
@@ -10,8 +11,10 @@ namespace moeplan {
 Way add_nv_switch(LinkGraph& graph, const ClusterSpec& cluster, const NvSwitch& part) {
     const auto base = static_cast<std::uint32_t>(graph.links.size());
     for (int gpu = 0; gpu < graph.num_gpus; ++gpu) {
-        const auto at = fmt::format("node{}/gpu{}", gpu / graph.gpus_per_node, gpu % graph.gpus_per_node);
-        const auto self = fmt::format("gpu{}", gpu), hub = fmt::format("nvswitch{}", gpu / part.gpus_per_domain);
+        const auto at =
+            fmt::format("node{}/gpu{}", gpu / graph.gpus_per_node, gpu % graph.gpus_per_node);
+        const auto self = fmt::format("gpu{}", gpu),
+                   hub = fmt::format("nvswitch{}", gpu / part.gpus_per_domain);
         add_link(graph, at + "/nvlink-up", cluster.scale_up.usable(), Level::scale_up, self, hub);
         add_link(graph, at + "/nvlink-down", cluster.scale_up.usable(), Level::scale_up, hub, self);
     }

@@ -1,5 +1,6 @@
 #pragma once
-/// The two halves of a described fabric. Each adds its links to a graph and knows the way between two GPUs.
+/// The two halves of a described fabric. Each adds its links to a graph and knows the way between
+/// two GPUs.
 
 #include <functional>
 
@@ -17,6 +18,7 @@ Way add_rail_fat_tree(LinkGraph& graph, const ClusterSpec& cluster, const RailFa
 Way add_fat_tree(LinkGraph& graph, const ClusterSpec& cluster, const FatTree& part);
 
 /// Adds one one-way link and returns its index.
-std::uint32_t add_link(LinkGraph& graph, std::string name, BytesPerSecond bandwidth, Level level, std::string from, std::string to);
+std::uint32_t add_link(LinkGraph& graph, std::string name, BytesPerSecond bandwidth, Level level,
+                       std::string from, std::string to);
 
 }  // namespace moeplan

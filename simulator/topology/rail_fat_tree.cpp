@@ -1,5 +1,6 @@
-/// Rail-optimised fat tree: NIC i of every node is a port of leaf switch i ("rail i"); leaves meet in spines. Spines spread
-/// packets evenly (adaptive routing), so a leaf's uplinks are one link of their summed rate, divided by the oversubscription.
+/// Rail-optimised fat tree: NIC i of every node is a port of leaf switch i ("rail i"); leaves meet
+/// in spines. Spines spread packets evenly (adaptive routing), so a leaf's uplinks are one link of
+/// their summed rate, divided by the oversubscription.
 
 #include <fmt/format.h>
 
@@ -9,8 +10,10 @@ namespace moeplan {
 
 Way add_rail_fat_tree(LinkGraph& graph, const ClusterSpec& cluster, const RailFatTree& part) {
     const int gpus = graph.gpus_per_node, nodes = graph.num_gpus / gpus;
-    // More NICs than GPUs: those of one GPU work as one port of their summed rate. Fewer: neighbours share one.
-    const int ports = std::min(part.num_nics, gpus), bundle = part.num_nics / ports, sharing = gpus / ports;
+    // More NICs than GPUs: those of one GPU work as one port of their summed rate. Fewer:
+    // neighbours share one.
+    const int ports = std::min(part.num_nics, gpus), bundle = part.num_nics / ports,
+              sharing = gpus / ports;
     const BytesPerSecond port_rate = cluster.scale_out.usable() * bundle;
     const int per_leaf = part.nodes_per_leaf > 0 ? std::min(part.nodes_per_leaf, nodes) : nodes;
     const int leaves = (nodes + per_leaf - 1) / per_leaf;
@@ -22,7 +25,8 @@ Way add_rail_fat_tree(LinkGraph& graph, const ClusterSpec& cluster, const RailFa
             add_link(graph, name + "/up", port_rate, Level::scale_out, name, leaf);
             add_link(graph, name + "/down", port_rate, Level::scale_out, leaf, name);
         }
-    // Under one leaf a rail the spine is crossed only by packets that change rails (no PXN, or no GPU to relay).
+    // Under one leaf a rail the spine is crossed only by packets that change rails (no PXN, or no
+    // GPU to relay).
     const bool spine = leaves > 1 || ports > 1;
     const auto spine_base = static_cast<std::uint32_t>(graph.links.size());
     if (spine)
@@ -40,8 +44,10 @@ Way add_rail_fat_tree(LinkGraph& graph, const ClusterSpec& cluster, const RailFa
         const int out = source % gpus / sharing, in = destination % gpus / sharing;
         links.push_back(nic_base + 2 * static_cast<std::uint32_t>(from * ports + out));
         if (from / per_leaf != to / per_leaf || out != in) {
-            links.push_back(spine_base + 2 * static_cast<std::uint32_t>(from / per_leaf * ports + out));
-            links.push_back(spine_base + 2 * static_cast<std::uint32_t>(to / per_leaf * ports + in) + 1);
+            links.push_back(spine_base +
+                            2 * static_cast<std::uint32_t>(from / per_leaf * ports + out));
+            links.push_back(spine_base +
+                            2 * static_cast<std::uint32_t>(to / per_leaf * ports + in) + 1);
         }
         links.push_back(nic_base + 2 * static_cast<std::uint32_t>(to * ports + in) + 1);
     };

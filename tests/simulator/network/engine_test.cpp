@@ -17,13 +17,17 @@ using namespace literals;
 /// All-to-all with the given bytes a pair, in every engine and with and without folding.
 void expect_everywhere(const ClusterSpec& cluster, const TrafficMatrix& traffic, double seconds) {
     const LinkGraph graph = build_link_graph(cluster);
-    const CollectiveCall call{Collective::all_to_all, first_gpus(graph.num_gpus), {}, Algorithm::direct, &traffic};
+    const CollectiveCall call{
+        Collective::all_to_all, first_gpus(graph.num_gpus), {}, Algorithm::direct, &traffic};
     for (const Folding folding : {Folding::rails, Folding::none}) {
         const Exchange exchange = make_exchange(graph, call, nullptr, folding);
-        EXPECT_TRUE(close(time_alone(exchange).value, seconds)) << time_alone(exchange).value << " " << seconds;
-        for (const auto model : {NetworkModel::closed_form, NetworkModel::fluid, NetworkModel::simgrid}) {
+        EXPECT_TRUE(close(time_alone(exchange).value, seconds))
+            << time_alone(exchange).value << " " << seconds;
+        for (const auto model :
+             {NetworkModel::closed_form, NetworkModel::fluid, NetworkModel::simgrid}) {
             const double t = play_alone(model, graph, exchange).value;
-            EXPECT_TRUE(close(t, seconds, kFlowEngines)) << name_of(model) << " " << t << " " << seconds;
+            EXPECT_TRUE(close(t, seconds, kFlowEngines))
+                << name_of(model) << " " << t << " " << seconds;
         }
     }
 }
@@ -40,7 +44,8 @@ TEST(AllToAllByHand, OnACrossbarSevenEighthsOfTheBufferLeaveEveryPort) {
 }
 
 TEST(AllToAllByHand, BetweenTwoNodesEveryNicCarriesEightPairsParts) {
-    // 2 × 8 GPUs, 8 NICs of 50 GB/s, 4 MiB a pair: 8 · 8 pairs cross from node to node by 8 NICs. 8 · 4 MiB / (50 GB/s) = 671.089 us
+    // 2 × 8 GPUs, 8 NICs of 50 GB/s, 4 MiB a pair: 8 · 8 pairs cross from node to node by 8 NICs. 8
+    // · 4 MiB / (50 GB/s) = 671.089 us
     expect_everywhere(plain_cluster(2), per_pair(16, 4_MiB), 8 * 4 * 1048576.0 / 50e9);
 }
 
@@ -58,7 +63,8 @@ TEST(AllToAllByHand, AHotReceiverIsThePort) {
 }
 
 TEST(AllToAllByHand, AnOversubscribedSpineIsTheBottleneck) {
-    // 8 nodes, 4 a leaf, 4:1: a leaf's uplink is 4 · 50 / 4 = 50 GB/s and carries 32 sources · 4 nodes · 1 MiB: 128 MiB / (50 GB/s) = 2684.355 us
+    // 8 nodes, 4 a leaf, 4:1: a leaf's uplink is 4 · 50 / 4 = 50 GB/s and carries 32 sources · 4
+    // nodes · 1 MiB: 128 MiB / (50 GB/s) = 2684.355 us
     auto cluster = plain_cluster(8);
     std::get<Fabric>(cluster.topology).scale_out = RailFatTree{8, 4, true, 4};
     expect_everywhere(cluster, per_pair(64, 1_MiB), 128 * 1048576.0 / 50e9);
@@ -69,14 +75,18 @@ TEST(FlowEngines, OneMessageTakesLatencyPlusSizeOverBandwidthExactly) {
     const LinkGraph graph = build_link_graph(plain_cluster(2, 8, 5_us));
     const Exchange message = make_exchange(graph, "message", {{5_us, {{0, 8, 1_GB}}}});
     for (const auto model : {NetworkModel::closed_form, NetworkModel::fluid, NetworkModel::simgrid})
-        EXPECT_TRUE(close(play_alone(model, graph, message).value, 5e-6 + 1.0 / 50, kFlowEngines)) << name_of(model);
+        EXPECT_TRUE(close(play_alone(model, graph, message).value, 5e-6 + 1.0 / 50, kFlowEngines))
+            << name_of(model);
 }
 
 TEST(FlowEngines, TwoMessagesOutOfOnePortShareItAndTheRestIsFasterAfterwards) {
-    // 450 GB/s, 45 MB and 90 MB from GPU 0: both at half rate until 200 us, the rest of 45 MB alone: 300 us.
+    // 450 GB/s, 45 MB and 90 MB from GPU 0: both at half rate until 200 us, the rest of 45 MB
+    // alone: 300 us.
     const LinkGraph graph = build_link_graph(plain_cluster(1));
-    const Exchange small = make_exchange(graph, "small", {{{}, {{0, 1, 45_MB}}}}), large = make_exchange(graph, "large", {{{}, {{0, 2, 90_MB}}}});
-    for (const auto model : {NetworkModel::closed_form, NetworkModel::fluid, NetworkModel::simgrid}) {
+    const Exchange small = make_exchange(graph, "small", {{{}, {{0, 1, 45_MB}}}}),
+                   large = make_exchange(graph, "large", {{{}, {{0, 2, 90_MB}}}});
+    for (const auto model :
+         {NetworkModel::closed_form, NetworkModel::fluid, NetworkModel::simgrid}) {
         const auto engine = make_engine(model, graph);
         double ends[2] = {};
         engine->start(small, [&] { ends[0] = engine->now().value; });
@@ -90,14 +100,18 @@ TEST(FlowEngines, TwoMessagesOutOfOnePortShareItAndTheRestIsFasterAfterwards) {
 }
 
 TEST(FlowEngines, AnExchangeThatBeginsLaterSlowsTheOneUnderWay) {
-    // 90 MB alone for 100 us (45 MB left), then both at half rate: the second's 45 MB and the first's rest end together at 300 us.
+    // 90 MB alone for 100 us (45 MB left), then both at half rate: the second's 45 MB and the
+    // first's rest end together at 300 us.
     const LinkGraph graph = build_link_graph(plain_cluster(1));
-    const Exchange first = make_exchange(graph, "first", {{{}, {{0, 1, 90_MB}}}}), second = make_exchange(graph, "second", {{{}, {{0, 2, 45_MB}}}});
-    for (const auto model : {NetworkModel::closed_form, NetworkModel::fluid, NetworkModel::simgrid}) {
+    const Exchange first = make_exchange(graph, "first", {{{}, {{0, 1, 90_MB}}}}),
+                   second = make_exchange(graph, "second", {{{}, {{0, 2, 45_MB}}}});
+    for (const auto model :
+         {NetworkModel::closed_form, NetworkModel::fluid, NetworkModel::simgrid}) {
         const auto engine = make_engine(model, graph);
         double ends[2] = {};
         engine->start(first, [&] { ends[0] = engine->now().value; });
-        engine->after(100_us, [&] { engine->start(second, [&] { ends[1] = engine->now().value; }); });
+        engine->after(100_us,
+                      [&] { engine->start(second, [&] { ends[1] = engine->now().value; }); });
         const auto never = engine->after(1_s, [&] { ADD_FAILURE() << "a cancelled timer fired"; });
         engine->cancel(never);
         engine->run();
@@ -107,16 +121,20 @@ TEST(FlowEngines, AnExchangeThatBeginsLaterSlowsTheOneUnderWay) {
 }
 
 TEST(ClosedForm, WeightsDivideASharedLink) {
-    // Weights 3 and 1 on one 450 GB/s port, 90 MB each: rates ¾ and ¼ until 90 MB / 337.5 GB/s = 266.7 us; the other has 60 MB left: 400 us.
+    // Weights 3 and 1 on one 450 GB/s port, 90 MB each: rates ¾ and ¼ until 90 MB / 337.5 GB/s =
+    // 266.7 us; the other has 60 MB left: 400 us.
     const LinkGraph graph = build_link_graph(plain_cluster(1));
-    const Exchange heavy = make_exchange(graph, "heavy", {{{}, {{0, 1, 90_MB}}}}, 1, 3), light = make_exchange(graph, "light", {{{}, {{0, 2, 90_MB}}}}, 1, 1);
-    for (const auto model : {NetworkModel::closed_form, NetworkModel::fluid, NetworkModel::simgrid}) {
+    const Exchange heavy = make_exchange(graph, "heavy", {{{}, {{0, 1, 90_MB}}}}, 1, 3),
+                   light = make_exchange(graph, "light", {{{}, {{0, 2, 90_MB}}}}, 1, 1);
+    for (const auto model :
+         {NetworkModel::closed_form, NetworkModel::fluid, NetworkModel::simgrid}) {
         const auto engine = make_engine(model, graph);
         double ends[2] = {};
         engine->start(heavy, [&] { ends[0] = engine->now().value; });
         engine->start(light, [&] { ends[1] = engine->now().value; });
         engine->run();
-        EXPECT_TRUE(close(ends[0], 90e6 / 337.5e9, kFlowEngines)) << name_of(model) << " " << ends[0];
+        EXPECT_TRUE(close(ends[0], 90e6 / 337.5e9, kFlowEngines))
+            << name_of(model) << " " << ends[0];
         EXPECT_TRUE(close(ends[1], 400e-6, kFlowEngines)) << name_of(model) << " " << ends[1];
     }
 }
@@ -128,29 +146,36 @@ TrafficMatrix skewed(int n, double sigma, std::uint64_t seed) {
     std::vector<double> hot;
     for (int d = 0; d < n; ++d) hot.push_back(std::exp(sigma * draws.normal()));
     for (int s = 0; s < n; ++s)
-        for (int d = 0; d < n; ++d) out.at(s, d) = Bytes{std::floor(1e6 * hot[d] * std::exp(sigma * draws.normal()))};
+        for (int d = 0; d < n; ++d)
+            out.at(s, d) = Bytes{std::floor(1e6 * hot[d] * std::exp(sigma * draws.normal()))};
     return out;
 }
 
 TEST(FluidSolver, EqualsSimGridOnSkewedAllToAlls) {
     // Two exchanges at once, so that flows end one by one and shares are settled hundreds of times.
-    const int nodes = 1; {
+    const int nodes = 1;
+    {
         const LinkGraph graph = build_link_graph(plain_cluster(nodes));
         const int n = graph.num_gpus;
         for (std::uint64_t seed = 1; seed <= 5; ++seed) {
             const auto one = skewed(n, 0.6, seed), other = skewed(n, 1.0, seed + 100);
-            const auto a = make_exchange(graph, {Collective::all_to_all, first_gpus(n), {}, Algorithm::direct, &one});
-            const auto b = make_exchange(graph, {Collective::all_to_all, first_gpus(n), {}, Algorithm::direct, &other});
+            const auto a = make_exchange(
+                graph, {Collective::all_to_all, first_gpus(n), {}, Algorithm::direct, &one});
+            const auto b = make_exchange(
+                graph, {Collective::all_to_all, first_gpus(n), {}, Algorithm::direct, &other});
             std::array<std::vector<double>, 2> ends;
             for (const auto model : {NetworkModel::fluid, NetworkModel::simgrid}) {
                 const auto engine = make_engine(model, graph);
                 auto& end = ends[model == NetworkModel::simgrid];
                 engine->start(a, [&] { end.push_back(engine->now().value); });
-                engine->after(3_us, [&] { engine->start(b, [&] { end.push_back(engine->now().value); }); });
+                engine->after(
+                    3_us, [&] { engine->start(b, [&] { end.push_back(engine->now().value); }); });
                 engine->run();
             }
             ASSERT_EQ(ends[0].size(), 2u);
-            for (int i = 0; i < 2; ++i) EXPECT_TRUE(close(ends[0][i], ends[1][i], kFlowEngines)) << ends[0][i] << " " << ends[1][i];
+            for (int i = 0; i < 2; ++i)
+                EXPECT_TRUE(close(ends[0][i], ends[1][i], kFlowEngines))
+                    << ends[0][i] << " " << ends[1][i];
         }
     }
 }
