@@ -54,6 +54,15 @@ struct TraceStep {
         counts;  ///< counts-only traces: [moe_layers] of [micro_batches, sources, experts]
 };
 
+/// What is known of a step as a whole, without its choices.
+struct TraceStepFacts {
+    int step = 0;
+    double loss = 0;
+    std::vector<std::uint16_t> domain_ids, token_micro_batch;  ///< [tokens]; empty if not recorded
+    std::vector<std::uint16_t> domains(int micro_batch)
+        const;  ///< of that micro-batch's tokens, in the order of `TraceReader::tokens`
+};
+
 /// Owns an open HDF5 file.
 class TraceReader {
   public:
@@ -70,6 +79,9 @@ class TraceReader {
     RoutingLoads loads(int step, int moe_layer, int micro_batch) const;
     RoutedTokens tokens(int step, int moe_layer,
                         int micro_batch) const;  ///< @throws InputError for a counts-only trace
+    TraceStepFacts facts(int step) const;
+    std::vector<float> gates(int step,
+                             int moe_layer) const;  ///< of all micro-batches; empty if not recorded
 
   private:
     struct File;

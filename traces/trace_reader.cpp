@@ -23,6 +23,7 @@ struct TraceReader::File {
     /// asked for one after the other.
     int cached_step = -1, cached_layer = -1, cached_tokens_step = -1;
     std::vector<std::uint16_t> cached_ids, cached_rank, cached_micro_batch;
+    std::vector<std::uint32_t> cached_documents;
 
     hsize_t rows() const {
         return static_cast<hsize_t>(header.tokens_per_step) *
@@ -88,6 +89,11 @@ struct TraceReader::File {
             cached_tokens_step = -1;
             cached_rank = read_places(token_rank, step, header.num_ranks);
             cached_micro_batch = read_places(token_micro_batch, step, header.num_micro_batches);
+            cached_documents.clear();
+            if (document_ids)
+                cached_documents = document_ids->read<std::uint32_t>(
+                    {static_cast<hsize_t>(step), 0},
+                    {1, static_cast<hsize_t>(header.tokens_per_step)});
             cached_tokens_step = step;
         }
     }
@@ -287,6 +293,39 @@ RoutingLoads TraceReader::loads(int step, int moe_layer, int micro_batch) const 
     return out;
 }
 
+TraceStepFacts TraceReader::facts(int index) const {
+    const hdf5::Session session;
+    const File& f = *file_;
+    f.check_place(index, 0, 0);
+    const auto s = static_cast<hsize_t>(index),
+               tokens = static_cast<hsize_t>(f.header.tokens_per_step);
+    TraceStepFacts out;
+    out.step =
+        f.step_numbers ? static_cast<int>(f.step_numbers->read<std::int64_t>({s}, {1})[0]) : index;
+    out.loss = f.loss ? f.loss->read<double>({s}, {1})[0] : 0;
+    if (f.domain_ids) out.domain_ids = f.domain_ids->read<std::uint16_t>({s, 0}, {1, tokens});
+    out.token_micro_batch = f.read_places(f.token_micro_batch, index, f.header.num_micro_batches);
+    return out;
+}
+
+std::vector<std::uint16_t> TraceStepFacts::domains(int micro_batch) const {
+    if (token_micro_batch.empty()) return domain_ids;
+    std::vector<std::uint16_t> out;
+    for (std::size_t i = 0; i < domain_ids.size(); ++i)
+        if (token_micro_batch[i] == micro_batch) out.push_back(domain_ids[i]);
+    return out;
+}
+
+std::vector<float> TraceReader::gates(int step, int moe_layer) const {
+    const hdf5::Session session;
+    const File& f = *file_;
+    f.check_place(step, moe_layer, 0);
+    if (!f.gate_weights) return {};
+    return f.gate_weights->read<float>(
+        {static_cast<hsize_t>(step), static_cast<hsize_t>(moe_layer), 0, 0},
+        {1, 1, f.rows(), static_cast<hsize_t>(f.header.top_k)});
+}
+
 RoutedTokens TraceReader::tokens(int step, int moe_layer, int micro_batch) const {
     const hdf5::Session session;
     File& f = *file_;
@@ -296,10 +335,7 @@ RoutedTokens TraceReader::tokens(int step, int moe_layer, int micro_batch) const
         throw InputError(f.name, "/expert_ids", "",
                          "the choices of single tokens (this trace holds counts only)");
     f.cache(step, moe_layer);
-    std::vector<std::uint32_t> documents;
-    if (f.document_ids)
-        documents = f.document_ids->read<std::uint32_t>(
-            {static_cast<hsize_t>(step), 0}, {1, static_cast<hsize_t>(h.tokens_per_step)});
+    const std::vector<std::uint32_t>& documents = f.cached_documents;
     RoutedTokens out;
     const auto per_token = static_cast<std::ptrdiff_t>(h.num_moe_heads) * h.top_k;
     for (std::size_t token = 0; token < static_cast<std::size_t>(h.tokens_per_step); ++token) {

@@ -1,0 +1,331 @@
+#include "traces/routing_law.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/errors.hpp"
+#include "core/text.hpp"
+
+namespace moeplan {
+namespace {
+
+struct Piece {
+    int tokens = 0;
+    std::uint64_t document = 0;
+};
+
+/// Documents that fill one sequence. Sequences are counted over the whole synthesis, so that a
+/// document is one of a kind.
+std::vector<Piece> pieces_of(const SynthesisShape& shape, Seed seed, std::uint64_t sequence) {
+    std::vector<Piece> out;
+    DrawStream draws(derive(seed, "document_lengths", sequence));
+    for (int left = shape.sequence_length; left > 0;) {
+        const int length =
+            shape.document_lengths.empty()
+                ? left
+                : static_cast<int>(std::max<std::uint32_t>(
+                      1, shape.document_lengths[draws.below(shape.document_lengths.size())]));
+        // Longest first would waste sequences; a document is cut where its sequence ends, as
+        // packing does.
+        out.push_back({std::min(left, length), mix(sequence * 65537 + out.size())});
+        left -= out.back().tokens;
+    }
+    return out;
+}
+
+std::uint64_t sequence_number(const SynthesisShape& s, int step, int micro_batch, int rank,
+                              int index) {
+    return ((static_cast<std::uint64_t>(step) * static_cast<std::uint64_t>(s.num_micro_batches) +
+             static_cast<std::uint64_t>(micro_batch)) *
+                static_cast<std::uint64_t>(s.num_ranks) +
+            static_cast<std::uint64_t>(rank)) *
+               static_cast<std::uint64_t>(s.sequences_per_micro_batch) +
+           static_cast<std::uint64_t>(index);
+}
+
+const SharesOf& law_of(const RoutingLaw& law) {
+    const auto at = routing_laws().find(law.kind);
+    if (at == routing_laws().end()) {
+        std::vector<std::string> names;
+        for (const auto& [name, shares] : routing_laws()) names.push_back(name);
+        throw InputError("--routing", "", "\"" + law.kind + "\"", join(names, ", "));
+    }
+    if (law.kind == "fitted" && (!law.fit || law.fit->layers.empty()))
+        throw InputError("--routing", "", "fitted", "a trace to fit");
+    return at->second;
+}
+
+void check(const RoutingLaw& law, const SynthesisShape& s) {
+    law_of(law);
+    const auto positive = [](const char* name, int value) {
+        if (value < 1) throw InputError("", name, std::to_string(value), "1 or more");
+    };
+    positive("steps", s.num_steps);
+    positive("layers", s.num_moe_layers);
+    positive("experts", s.num_experts);
+    positive("top_k", s.top_k);
+    positive("heads", s.num_moe_heads);
+    positive("ranks", s.num_ranks);
+    positive("micro_batches", s.num_micro_batches);
+    positive("micro_batch", s.sequences_per_micro_batch);
+    positive("seq", s.sequence_length);
+    if (s.top_k > s.num_experts)
+        throw InputError("", "top_k", std::to_string(s.top_k),
+                         "at most " + std::to_string(s.num_experts) + " (the experts)");
+    if (law.fit && law.fit->num_experts != s.num_experts)
+        throw InputError(
+            "", "experts", std::to_string(s.num_experts),
+            std::to_string(law.fit->num_experts) + " (the fit's; with_experts changes them)");
+}
+
+/// ⌈f·T·k/E⌉ choices of one exchange.
+std::uint32_t capacity_of(const RoutingLaw& law, const SynthesisShape& s) {
+    const double sub_tokens = static_cast<double>(s.num_ranks) * s.sequences_per_micro_batch *
+                              s.sequence_length * s.num_moe_heads;
+    return static_cast<std::uint32_t>(
+        std::ceil(law.capacity_factor * sub_tokens * s.top_k / s.num_experts));
+}
+
+/// k distinct experts, drawn one after the other with the shares of those not yet chosen.
+class DistinctChoices {
+  public:
+    DistinctChoices(const ExpertShares& shares, int k) : k_(static_cast<std::size_t>(k)) {
+        double sum = 0;
+        for (const double s : shares) cumulative_.push_back(sum += s);
+    }
+    void draw_into(DrawStream& draws, std::vector<std::uint16_t>& out) {
+        const std::size_t begin = out.size();
+        for (int tries = 0; out.size() - begin < k_;) {
+            const auto at = std::upper_bound(cumulative_.begin(), cumulative_.end(),
+                                             draws.uniform() * cumulative_.back()) -
+                            cumulative_.begin();
+            auto expert = static_cast<std::uint16_t>(
+                std::min<std::ptrdiff_t>(at, static_cast<std::ptrdiff_t>(cumulative_.size()) - 1));
+            const auto chosen = [&](std::uint16_t id) {
+                return std::find(out.begin() + static_cast<std::ptrdiff_t>(begin), out.end(), id) !=
+                       out.end();
+            };
+            if (chosen(expert)) {
+                if (++tries < 64 * static_cast<int>(k_)) continue;
+                // Nearly all share lies on experts already chosen: take the next free one.
+                while (chosen(expert))
+                    expert = static_cast<std::uint16_t>((expert + 1u) % cumulative_.size());
+            }
+            out.push_back(expert);
+        }
+    }
+
+  private:
+    std::vector<double> cumulative_;
+    std::size_t k_;
+};
+
+/// Binomial(n, p) draws: exact by counting geometric gaps while that is short, else the rounded
+/// normal.
+std::uint64_t binomial(std::uint64_t n, double p, DrawStream& draws) {
+    if (n == 0 || p <= 0) return 0;
+    if (p >= 1) return n;
+    if (p > 0.5) return n - binomial(n, 1 - p, draws);
+    const double mean = static_cast<double>(n) * p, variance = mean * (1 - p);
+    if (variance > 100) {
+        const double x = std::round(mean + std::sqrt(variance) * draws.normal());
+        return static_cast<std::uint64_t>(std::clamp(x, 0.0, static_cast<double>(n)));
+    }
+    // Gaps between successes are geometric: floor(log(u) / log(1 − p)) failures before each.
+    const double log_failure = std::log1p(-p);
+    std::uint64_t successes = 0;
+    double position = 0;
+    while (true) {
+        position += std::floor(-draws.exponential() / log_failure) + 1;
+        if (position > static_cast<double>(n)) return successes;
+        ++successes;
+    }
+}
+
+}  // namespace
+
+const std::map<std::string, SharesOf>& routing_laws() {
+    static const std::map<std::string, SharesOf> laws = {
+        {"balanced", balanced_shares},
+        {"multinomial", multinomial_shares},
+        {"zipf", zipf_shares},
+        {"hot", hot_shares},
+        {"document_dirichlet", document_dirichlet_shares},
+        {"document_pools", document_pools_shares},
+        {"token_drop", token_drop_shares},
+        {"fitted", fitted_shares},
+    };
+    return laws;
+}
+
+ExpertShares dirichlet_around(const ExpertShares& popularity, double rho, DrawStream& draws) {
+    if (rho <= 0) return popularity;
+    if (rho >= 1) rho = 1 - 1e-9;
+    const double alpha = 1 / rho - 1;
+    ExpertShares shares(popularity.size(), 0);
+    double total = 0;
+    for (std::size_t i = 0; i < popularity.size(); ++i)
+        if (popularity[i] > 0) total += shares[i] = draws.gamma(alpha * popularity[i]);
+    if (!(total > 0)) return popularity;  // every draw underflowed: α is tiny
+    for (double& s : shares) s /= total;
+    return shares;
+}
+
+ExpertShares capped(ExpertShares shares, double most) {
+    // Cutting raises the others, which may then pass the cap too: at most one round for each
+    // expert.
+    for (std::size_t round = 0; round < shares.size(); ++round) {
+        double excess = 0, room = 0;
+        for (double& s : shares) {
+            if (s > most) {
+                excess += s - most;
+                s = most;
+            } else if (s < most) {
+                room += s;
+            }
+        }
+        if (excess <= 1e-15) break;
+        const bool others = room > 0;
+        const auto below = static_cast<double>(
+            std::count_if(shares.begin(), shares.end(), [&](double s) { return s < most; }));
+        if (below == 0) break;
+        for (double& s : shares)
+            if (s < most) s += others ? excess * s / room : excess / below;
+    }
+    return shares;
+}
+
+TraceHeader synthetic_header(const RoutingLaw& law, const SynthesisShape& s, Seed seed) {
+    check(law, s);
+    TraceHeader h;
+    h.model = s.model;
+    h.source = "synthetic:" + law.kind;
+    h.num_steps = s.num_steps;
+    h.num_moe_layers = s.num_moe_layers;
+    h.num_experts = s.num_experts;
+    h.top_k = s.top_k;
+    h.num_moe_heads = s.num_moe_heads;
+    h.num_ranks = s.num_ranks;
+    h.num_micro_batches = s.num_micro_batches;
+    h.sequence_length = s.sequence_length;
+    h.tokens_per_step = std::int64_t{1} * s.num_micro_batches * s.num_ranks *
+                        s.sequences_per_micro_batch * s.sequence_length;
+    h.document_order = "shuffled";
+    h.seed = seed.value;
+    return h;
+}
+
+TraceStep synthetic_step(const RoutingLaw& law, const SynthesisShape& s, Seed seed, int step) {
+    check(law, s);
+    const SharesOf shares_of = law_of(law);
+    TraceStep out;
+    out.step = step;
+    out.expert_ids.resize(static_cast<std::size_t>(s.num_moe_layers));
+    const std::uint32_t capacity = capacity_of(law, s);
+    for (int micro_batch = 0; micro_batch < s.num_micro_batches; ++micro_batch) {
+        std::vector<std::vector<std::uint32_t>> taken(
+            out.expert_ids.size(),
+            std::vector<std::uint32_t>(static_cast<std::size_t>(s.num_experts), 0));
+        for (int rank = 0; rank < s.num_ranks; ++rank)
+            for (int index = 0; index < s.sequences_per_micro_batch; ++index) {
+                const std::uint64_t sequence = sequence_number(s, step, micro_batch, rank, index);
+                for (const Piece& piece : pieces_of(s, seed, sequence)) {
+                    for (int layer = 0; layer < s.num_moe_layers; ++layer) {
+                        auto& ids = out.expert_ids[static_cast<std::size_t>(layer)];
+                        const std::size_t begin = ids.size();
+                        const int sub_tokens = piece.tokens * s.num_moe_heads;
+                        if (law.kind == "balanced") {
+                            // Dealt out in turn, on from where the step stands.
+                            for (int i = 0; i < sub_tokens * s.top_k; ++i)
+                                ids.push_back(static_cast<std::uint16_t>(
+                                    (begin + static_cast<std::size_t>(i)) %
+                                    static_cast<std::size_t>(s.num_experts)));
+                            continue;
+                        }
+                        const LawLayer at{s.num_experts, s.top_k, layer, seed};
+                        DistinctChoices choices(shares_of(law, at, piece.document), s.top_k);
+                        DrawStream draws(
+                            derive(derive(seed, "choices", static_cast<std::uint64_t>(layer)),
+                                   "document", piece.document));
+                        for (int i = 0; i < sub_tokens; ++i) choices.draw_into(draws, ids);
+                        if (law.kind != "token_drop") continue;
+                        auto& count = taken[static_cast<std::size_t>(layer)];
+                        for (std::size_t slot = begin; slot < ids.size(); ++slot)
+                            if (++count[ids[slot]] > capacity) ids[slot] = kNotRouted;
+                    }
+                    out.document_ids.insert(out.document_ids.end(),
+                                            static_cast<std::size_t>(piece.tokens),
+                                            static_cast<std::uint32_t>(piece.document));
+                    out.token_rank.insert(out.token_rank.end(),
+                                          static_cast<std::size_t>(piece.tokens),
+                                          static_cast<std::uint16_t>(rank));
+                    out.token_micro_batch.insert(out.token_micro_batch.end(),
+                                                 static_cast<std::size_t>(piece.tokens),
+                                                 static_cast<std::uint16_t>(micro_batch));
+                }
+            }
+    }
+    return out;
+}
+
+void add_multinomial(std::uint64_t n, const ExpertShares& shares, DrawStream& draws,
+                     std::uint32_t* counts) {
+    double left = 1;
+    for (std::size_t e = 0; e < shares.size() && n > 0; ++e) {
+        const bool last = e + 1 == shares.size();
+        const std::uint64_t c =
+            last ? n : binomial(n, left > 0 ? std::min(1.0, shares[e] / left) : 1.0, draws);
+        counts[e] += static_cast<std::uint32_t>(c);
+        n -= c;
+        left -= shares[e];
+    }
+}
+
+RoutingLoads synthetic_loads(const RoutingLaw& law, const SynthesisShape& s, Seed seed, int step,
+                             int moe_layer, int micro_batch) {
+    check(law, s);
+    const SharesOf shares_of = law_of(law);
+    const auto experts = static_cast<std::size_t>(s.num_experts);
+    RoutingLoads out{
+        s.num_ranks, s.num_experts,
+        std::vector<std::uint32_t>(static_cast<std::size_t>(s.num_ranks) * experts, 0)};
+    const LawLayer at{s.num_experts, s.top_k, moe_layer, seed};
+    const auto per_token =
+        static_cast<std::uint64_t>(s.top_k) * static_cast<std::uint64_t>(s.num_moe_heads);
+    std::uint64_t dealt = 0;
+    for (int rank = 0; rank < s.num_ranks; ++rank) {
+        std::uint32_t* counts = out.sub_tokens.data() + static_cast<std::size_t>(rank) * experts;
+        if (law.kind == "balanced") {
+            const std::uint64_t slots = static_cast<std::uint64_t>(s.sequences_per_micro_batch) *
+                                        static_cast<std::uint64_t>(s.sequence_length) * per_token;
+            for (std::size_t e = 0; e < experts; ++e)
+                counts[e] = static_cast<std::uint32_t>(slots / experts);
+            for (std::uint64_t i = 0; i < slots % experts; ++i) ++counts[(dealt + i) % experts];
+            dealt += slots % experts;
+            continue;
+        }
+        for (int index = 0; index < s.sequences_per_micro_batch; ++index)
+            for (const Piece& piece :
+                 pieces_of(s, seed, sequence_number(s, step, micro_batch, rank, index))) {
+                DrawStream draws(
+                    derive(derive(seed, "loads", static_cast<std::uint64_t>(moe_layer)), "document",
+                           piece.document));
+                add_multinomial(static_cast<std::uint64_t>(piece.tokens) * per_token,
+                                shares_of(law, at, piece.document), draws, counts);
+            }
+    }
+    if (law.kind == "token_drop") {
+        const std::uint32_t capacity = capacity_of(law, s);
+        for (std::size_t e = 0; e < experts; ++e) {
+            std::uint32_t taken = 0;
+            for (std::size_t rank = 0; rank < static_cast<std::size_t>(s.num_ranks); ++rank) {
+                std::uint32_t& count = out.sub_tokens[rank * experts + e];
+                count = std::min(count, capacity - taken);
+                taken += count;
+            }
+        }
+    }
+    return out;
+}
+
+}  // namespace moeplan
