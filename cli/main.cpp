@@ -17,6 +17,7 @@ namespace {
 /// The subcommands, in the order of the data flow. Each is one source file in cli/.
 constexpr AddCommand kCommands[] = {
     // clang-format off
+    add_profile,
     add_doctor,
     // clang-format on
     nullptr,

@@ -94,7 +94,11 @@ class Flush {
     void* buffer_ = nullptr;
 };
 
-struct TimedPoint { Measured cold, warm; double footprint = 0; bool supported = true; };
+struct TimedPoint {
+    Measured cold, warm;
+    double footprint = 0;
+    bool supported = true;
+};
 
 /// All ranks agree: true if any says so.
 bool any_rank(const Communicator& ranks, bool mine) {
@@ -106,20 +110,23 @@ double mean_over_ranks(const Communicator& ranks, double mine) {
 
 /// Samples until every rank has settled; ranks sample at the same time, since they share memory
 /// bandwidth, last-level cache and clocks in the step too.
-Measured sample(const Communicator& ranks, const SamplingRule& rule, const std::function<double()>& once) {
+Measured sample(const Communicator& ranks, const SamplingRule& rule,
+                const std::function<double()>& once) {
     std::vector<double> seconds;
     const auto begin = Clock::now();
-    for (int batch = rule.least_samples; any_rank(ranks, !settled(seconds, {since(begin)}, rule)); batch = std::max(3, batch / 2))
+    for (int batch = rule.least_samples; any_rank(ranks, !settled(seconds, {since(begin)}, rule));
+         batch = std::max(3, batch / 2))
         for (int i = 0; i < batch; ++i) seconds.push_back(once());
     Measured mine = summarise(std::move(seconds));
     mine.median = {mean_over_ranks(ranks, mine.median.value)};
     return mine;
 }
 
-TimedPoint time_point(const Backend& backend, const Communicator& ranks, const KernelPoint& point, const MeasureOptions& options,
-                      Stopwatch& watch, const Flush& flush) {
+TimedPoint time_point(const Backend& backend, const Communicator& ranks, const KernelPoint& point,
+                      const MeasureOptions& options, Stopwatch& watch, const Flush& flush) {
     TimedPoint out;
-    const PreparedKernel kernel(backend, point.row, point.problem, derive(options.seed, point.kernel));
+    const PreparedKernel kernel(backend, point.row, point.problem,
+                                derive(options.seed, point.kernel));
     out.footprint = kernel.footprint().value;
     const Status first = kernel.run(watch.stream());
     if (any_rank(ranks, first.code == kUnsupported)) {
@@ -139,10 +146,14 @@ TimedPoint time_point(const Backend& backend, const Communicator& ranks, const K
     return out;
 }
 
-struct Row { KernelPoint point; TimedPoint time; };
+struct Row {
+    KernelPoint point;
+    TimedPoint time;
+};
 
 /// One curve a kernel. `median_s` is cold or warm, whichever the step sees.
-std::vector<KernelCurve> curves_of(const std::vector<Row>& rows, std::size_t cache_bytes, Precision precision, const std::string& source) {
+std::vector<KernelCurve> curves_of(const std::vector<Row>& rows, std::size_t cache_bytes,
+                                   Precision precision, const std::string& source) {
     std::map<std::string, KernelCurve> curves;
     for (const Row& row : rows) {
         KernelCurve& curve = curves[row.point.kernel];
@@ -152,12 +163,16 @@ std::vector<KernelCurve> curves_of(const std::vector<Row>& rows, std::size_t cac
             curve.basis = Basis::measured;
             curve.source = source;
             curve.columns = shape_columns(row.point.kernel);
-            for (const char* column : {"median_s", "relative_spread", "num_samples", "cold_s", "warm_s"}) curve.columns.push_back(column);
+            for (const char* column :
+                 {"median_s", "relative_spread", "num_samples", "cold_s", "warm_s"})
+                curve.columns.push_back(column);
         }
         const bool stays = row.time.footprint <= 0.5 * static_cast<double>(cache_bytes);
         const Measured& used = stays ? row.time.warm : row.time.cold;
         std::vector<double> values = row.point.shape;
-        values.insert(values.end(), {used.median.value, used.relative_spread, static_cast<double>(used.num_samples), row.time.cold.median.value, row.time.warm.median.value});
+        values.insert(values.end(), {used.median.value, used.relative_spread,
+                                     static_cast<double>(used.num_samples),
+                                     row.time.cold.median.value, row.time.warm.median.value});
         curve.rows.push_back(std::move(values));
     }
     std::vector<KernelCurve> out;
@@ -168,12 +183,14 @@ std::vector<KernelCurve> curves_of(const std::vector<Row>& rows, std::size_t cac
     return out;
 }
 
-/// The roofline of a device that was measured: its best rates, so that efficiencies stay below about one.
+/// The roofline of a device that was measured: its best rates, so that efficiencies stay below
+/// about one.
 void measured_roofline(Profile& profile, Precision precision) {
     double rate = 0, bandwidth = 0;
     for (const KernelCurve& curve : profile.kernels) {
         if (curve.kernel.rfind("gemm", 0) == 0)
-            for (const auto& row : curve.rows) rate = std::max(rate, 2 * row[0] * row[1] * row[2] / row[3]);
+            for (const auto& row : curve.rows)
+                rate = std::max(rate, 2 * row[0] * row[1] * row[2] / row[3]);
         if (curve.columns[0] == "bytes")
             for (const auto& row : curve.rows)
                 if (row[0] >= 4e6) bandwidth = std::max(bandwidth, row[0] / row[2]);
@@ -182,7 +199,8 @@ void measured_roofline(Profile& profile, Precision precision) {
     if (bandwidth > 0) profile.roofline.memory_bandwidth = {bandwidth};
 }
 
-Profile assemble(const Backend& backend, const Communicator& ranks, const std::vector<Row>& rows, const Profile& known, std::size_t cache_bytes,
+Profile assemble(const Backend& backend, const Communicator& ranks, const std::vector<Row>& rows,
+                 const Profile& known, std::size_t cache_bytes,
                  const std::vector<double>& reference) {
     Profile profile = known;
     const DeviceFacts& facts = *backend.facts;
@@ -191,22 +209,28 @@ Profile assemble(const Backend& backend, const Communicator& ranks, const std::v
     profile.driver = facts.driver;
     profile.source = std::string("moeplan ") + kVersion + " profile, on this machine";
     profile.clocks_mhz = backend.device == Device::cpu ? clock_mhz() : facts.clock_hz / 1e6;
-    for (const auto& [key, value] : machine_conditions(backend, ranks.size())) profile.conditions[key] = value;
+    for (const auto& [key, value] : machine_conditions(backend, ranks.size()))
+        profile.conditions[key] = value;
     profile.conditions["flushed_cache"] = to_text(Bytes{static_cast<double>(cache_bytes)});
     if (reference.size() > 1) {
         const Measured drift = summarise(reference);
         const auto [low, high] = std::minmax_element(reference.begin(), reference.end());
-        profile.conditions["reference_drift"] = exact_text(std::round(1e4 * (*high - *low) / drift.median.value) / 1e4);
+        profile.conditions["reference_drift"] =
+            exact_text(std::round(1e4 * (*high - *low) / drift.median.value) / 1e4);
         profile.conditions["reference_gemm_s"] = exact_text(drift.median.value);
     }
     profile.roofline.num_sms = backend.device == Device::cpu ? 1 : facts.num_sms;
     profile.roofline.l2 = {static_cast<double>(cache_bytes)};
-    profile.roofline.gemm_efficiency = 0.8, profile.roofline.attention_efficiency = 0.3, profile.roofline.memory_efficiency = 0.5;
+    profile.roofline.gemm_efficiency = 0.8, profile.roofline.attention_efficiency = 0.3,
+    profile.roofline.memory_efficiency = 0.5;
     profile.host_overlap = backend.device == Device::cpu ? 0 : 1;
-    for (KernelCurve& curve : curves_of(rows, cache_bytes, Precision::fp32, "measured on this machine, see conditions")) {
-        const auto same = std::find_if(profile.kernels.begin(), profile.kernels.end(), [&](const KernelCurve& other) {
-            return other.kernel == curve.kernel && other.precision == curve.precision && other.columns == curve.columns;
-        });
+    for (KernelCurve& curve : curves_of(rows, cache_bytes, Precision::fp32,
+                                        "measured on this machine, see conditions")) {
+        const auto same = std::find_if(
+            profile.kernels.begin(), profile.kernels.end(), [&](const KernelCurve& other) {
+                return other.kernel == curve.kernel && other.precision == curve.precision &&
+                       other.columns == curve.columns;
+            });
         if (same == profile.kernels.end()) {
             profile.kernels.push_back(std::move(curve));
         } else {
@@ -225,25 +249,32 @@ bool knows(const Profile& profile, const KernelPoint& point) {
     for (const KernelCurve& curve : profile.kernels)
         if (curve.kernel == point.kernel && curve.precision == Precision::fp32)
             for (const auto& row : curve.rows)
-                if (row.size() >= point.shape.size() && std::equal(point.shape.begin(), point.shape.end(), row.begin())) return true;
+                if (row.size() >= point.shape.size() &&
+                    std::equal(point.shape.begin(), point.shape.end(), row.begin()))
+                    return true;
     return false;
 }
 
 }  // namespace
 
-Profile measure_kernels(const Backend& backend, const Communicator& ranks, const std::vector<KernelPoint>& points, const MeasureOptions& options,
+Profile measure_kernels(const Backend& backend, const Communicator& ranks,
+                        const std::vector<KernelPoint>& points, const MeasureOptions& options,
                         const Profile& known) {
     const auto begin = Clock::now();
     Stopwatch watch(backend);
     const Flush flush(backend);
 
-    // What the step really has comes first, each part in random order, so that a slow drift of the machine becomes noise and no slope.
+    // What the step really has comes first, each part in random order, so that a slow drift of the
+    // machine becomes noise and no slope.
     std::vector<KernelPoint> order;
     for (const KernelPoint& point : points)
         if (!knows(known, point)) order.push_back(point);
     std::sort(order.begin(), order.end());
-    for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[draw(options.seed, "order", i) % i]);
-    std::stable_sort(order.begin(), order.end(), [](const KernelPoint& a, const KernelPoint& b) { return a.importance < b.importance; });
+    for (std::size_t i = order.size(); i > 1; --i)
+        std::swap(order[i - 1], order[draw(options.seed, "order", i) % i]);
+    std::stable_sort(order.begin(), order.end(), [](const KernelPoint& a, const KernelPoint& b) {
+        return a.importance < b.importance;
+    });
 
     const KernelPoint reference = gemm_point("gemm", 256, 256, 256);
     const PreparedKernel reference_kernel(backend, reference.row, reference.problem, options.seed);
@@ -252,7 +283,8 @@ Profile measure_kernels(const Backend& backend, const Communicator& ranks, const
     auto last_kept = begin;
     constexpr std::size_t kReferenceEvery = 20;
     for (std::size_t i = 0; i < order.size(); ++i) {
-        const bool stopped = (options.stop && options.stop->load()) || since(begin) > options.budget.value;
+        const bool stopped =
+            (options.stop && options.stop->load()) || since(begin) > options.budget.value;
         if (any_rank(ranks, stopped)) break;
         if (i % kReferenceEvery == 0) {
             std::vector<double> series;
@@ -264,7 +296,9 @@ Profile measure_kernels(const Backend& backend, const Communicator& ranks, const
         if (ranks.rank() != 0) continue;
         if (options.progress) {
             const double by_points = static_cast<double>(i + 1) / static_cast<double>(order.size());
-            options.progress(std::max(by_points, std::min(1.0, since(begin) / options.budget.value)), order[i].kernel);
+            options.progress(
+                std::max(by_points, std::min(1.0, since(begin) / options.budget.value)),
+                order[i].kernel);
         }
         if (options.keep && since(last_kept) > 2) {
             options.keep(assemble(backend, ranks, rows, known, flush.cache_bytes(), drift));
@@ -275,17 +309,25 @@ Profile measure_kernels(const Backend& backend, const Communicator& ranks, const
     return assemble(backend, ranks, rows, known, flush.cache_bytes(), drift);
 }
 
-// ---- held-out points --------------------------------------------------------------------------------------------------
+// ---- held-out points
+// --------------------------------------------------------------------------------------------------
 
 namespace {
 
-PricedTime price_row(const Profile& profile, const KernelCurve& curve, const std::vector<double>& row) {
+PricedTime price_row(const Profile& profile, const KernelCurve& curve,
+                     const std::vector<double>& row) {
     const auto at = [&](std::size_t i) { return std::llround(row[i]); };
-    if (curve.columns[0] == "bytes") return kernel_time(profile, curve.kernel, curve.precision, Streamed{{row[0]}, curve.columns[1] == "width" ? at(1) : 0});
-    if (curve.columns[0] == "batch") return kernel_time(profile, curve.kernel, curve.precision, AttentionShape{at(0), at(1), at(2), at(3), at(4), std::nullopt});
+    if (curve.columns[0] == "bytes")
+        return kernel_time(profile, curve.kernel, curve.precision,
+                           Streamed{{row[0]}, curve.columns[1] == "width" ? at(1) : 0});
+    if (curve.columns[0] == "batch")
+        return kernel_time(profile, curve.kernel, curve.precision,
+                           AttentionShape{at(0), at(1), at(2), at(3), at(4), std::nullopt});
     if (curve.columns[3] == "num_experts") {
-        const std::vector<std::uint32_t> loads(static_cast<std::size_t>(at(3)), static_cast<std::uint32_t>(at(0)));
-        return kernel_time(profile, curve.kernel, curve.precision, GroupedGemm{loads, at(1), at(2)});
+        const std::vector<std::uint32_t> loads(static_cast<std::size_t>(at(3)),
+                                               static_cast<std::uint32_t>(at(0)));
+        return kernel_time(profile, curve.kernel, curve.precision,
+                           GroupedGemm{loads, at(1), at(2)});
     }
     return kernel_time(profile, curve.kernel, curve.precision, Gemm{at(0), at(1), at(2)});
 }
@@ -307,12 +349,15 @@ std::vector<HeldOutError> held_out_errors(const Profile& profile, Seed seed) {
     for (std::size_t c = 0; c < rest.kernels.size(); ++c) {
         KernelCurve& curve = rest.kernels[c];
         std::vector<std::vector<double>> kept;
-        std::vector<double> low(curve.columns.size(), INFINITY), high(curve.columns.size(), -INFINITY);
+        std::vector<double> low(curve.columns.size(), INFINITY),
+            high(curve.columns.size(), -INFINITY);
         for (const auto& row : curve.rows)
-            for (std::size_t i = 0; i < row.size(); ++i) low[i] = std::min(low[i], row[i]), high[i] = std::max(high[i], row[i]);
+            for (std::size_t i = 0; i < row.size(); ++i)
+                low[i] = std::min(low[i], row[i]), high[i] = std::max(high[i], row[i]);
         for (std::size_t r = 0; r < curve.rows.size(); ++r) {
             const auto& row = curve.rows[r];
-            // The ends of the axis along which efficiency is interpolated must stay: beyond them nothing is claimed.
+            // The ends of the axis along which efficiency is interpolated must stay: beyond them
+            // nothing is claimed.
             const std::size_t along = curve.columns[0] == "batch" ? 1 : 0;
             const bool interior = row[along] > low[along] && row[along] < high[along];
             if (interior && draw(derive(seed, "held out", c), curve.kernel, r) % 5 == 0)
@@ -327,7 +372,8 @@ std::vector<HeldOutError> held_out_errors(const Profile& profile, Seed seed) {
     std::vector<double> all;
     for (const auto& [c, row] : held) {
         const KernelCurve& curve = profile.kernels[c];
-        const auto column = std::find(curve.columns.begin(), curve.columns.end(), "median_s") - curve.columns.begin();
+        const auto column = std::find(curve.columns.begin(), curve.columns.end(), "median_s") -
+                            curve.columns.begin();
         const double measured = row[static_cast<std::size_t>(column)];
         const double error = std::abs(price_row(rest, curve, row).time.value / measured - 1);
         errors[curve.kernel].push_back(error);
@@ -339,13 +385,15 @@ std::vector<HeldOutError> held_out_errors(const Profile& profile, Seed seed) {
     return out;
 }
 
-// ---- the machine ------------------------------------------------------------------------------------------------------
+// ---- the machine
+// ------------------------------------------------------------------------------------------------------
 
 double clock_mhz() {
     std::ifstream file("/proc/cpuinfo");
     for (std::string line; std::getline(file, line);)
         if (line.rfind("cpu MHz", 0) == 0)
-            if (const auto colon = line.find(':'); colon != std::string::npos) return std::strtod(line.c_str() + colon + 1, nullptr);
+            if (const auto colon = line.find(':'); colon != std::string::npos)
+                return std::strtod(line.c_str() + colon + 1, nullptr);
     return 0;
 }
 

@@ -16,12 +16,13 @@
 namespace moeplan {
 
 struct MeasureOptions {
-    Seconds budget{40};            ///< wall time for kernels; what does not fit is left out
+    Seconds budget{40};  ///< wall time for kernels; what does not fit is left out
     SamplingRule rule;
-    Seed seed{1};                  ///< of the order and of the data
-    Progress progress;             ///< on rank 0
-    const std::atomic<bool>* stop = nullptr;    ///< set by a signal: finish the point, keep what there is
-    std::function<void(const Profile&)> keep;   ///< called now and then with what there is so far
+    Seed seed{1};       ///< of the order and of the data
+    Progress progress;  ///< on rank 0
+    const std::atomic<bool>* stop =
+        nullptr;  ///< set by a signal: finish the point, keep what there is
+    std::function<void(const Profile&)> keep;  ///< called now and then with what there is so far
 };
 
 /// Times every point: warm-up, then samples whose caches were flushed ("cold") and samples back to
@@ -38,9 +39,10 @@ Profile measure_kernels(const Backend&, const Communicator&, const std::vector<K
 struct HeldOutError {
     std::string kernel;
     int num_points = 0;
-    double median = 0, p90 = 0;    ///< of |predicted − measured| / measured
+    double median = 0, p90 = 0;  ///< of |predicted − measured| / measured
 };
-/// Leaves every fifth point out (of those that are not at the end of their line), predicts it from the rest; by kernel, the last row ("all") over all.
+/// Leaves every fifth point out (of those that are not at the end of their line), predicts it from
+/// the rest; by kernel, the last row ("all") over all.
 std::vector<HeldOutError> held_out_errors(const Profile&, Seed);
 
 /// What the measurement stands on, as text: processor, caches, load, ranks at once, kernel, clocks.

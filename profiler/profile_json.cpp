@@ -96,7 +96,8 @@ Profile profile_from_json(const JsonReader& reader) {
     if (!reader.is_object())
         reader.fail("a profile: an object with name, roofline, kernels and links");
     reader.refuse_unknown({"name", "device", "driver", "source", "clocks_mhz", "conditions",
-                           "roofline", "host", "sustained", "host_overlap", "kernels", "links"});
+                           "roofline", "host", "sustained", "host_overlap", "kernels", "links",
+                           "held_out"});
     Profile profile;
     profile.name = reader.at("name").text();
     profile.device = reader.text_or("device", profile.name);

@@ -1,0 +1,288 @@
+/// `moeplan profile`: what this machine can do, measured.
+
+#include <CLI/CLI.hpp>
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "cli/command.hpp"
+#include "cli/inputs.hpp"
+#include "cli/progress_bar.hpp"
+#include "cli/table.hpp"
+#include "core/child_process.hpp"
+#include "core/data_files.hpp"
+#include "core/errors.hpp"
+#include "core/output_file.hpp"
+#include "core/quantity_text.hpp"
+#include "kernels/backend.hpp"
+#include "kernels/communicator.hpp"
+#include "profiler/measure_kernels.hpp"
+#include "profiler/measure_links.hpp"
+
+namespace moeplan::cli {
+namespace {
+
+struct Words {
+    std::string device = "cpu", out = "profile.json", known;
+    std::vector<std::string> models;
+    LayoutInput layout;
+    OutputWords output;
+    std::uint64_t seed = 1;
+    double seconds = 40;
+    int ranks = 0;
+    bool links = false, grid = false, again = false;
+    std::string part;  ///< of the hidden worker: where it writes
+};
+
+std::atomic<bool> told_to_stop{false};
+void stop(int) { told_to_stop = true; }
+
+std::string percent(double share) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.1f %%", 100 * share);
+    return text;
+}
+
+std::vector<KernelPoint> points_of(const Words& words) {
+    std::vector<KernelPoint> points;
+    for (const std::string& name : words.models) {
+        const ModelSpec model = load_model(name);
+        const ResolvedLayout resolved = read_layout(words.layout, model, std::nullopt);
+        for (const KernelPoint& point : points_of_model(model, resolved.layout, resolved.schedule))
+            points.push_back(point);
+    }
+    if (words.models.empty() || words.grid)
+        for (KernelPoint& point : points_of_grid()) points.push_back(std::move(point));
+    return points;
+}
+
+/// Measures in this process and, under mpirun, in all ranks at once. Rank 0 writes.
+void measure(const Words& words, const std::string& file) {
+    std::signal(SIGINT, stop);
+    std::signal(SIGTERM, stop);
+    const DeviceName device = device_from("--device", words.device);
+    const Backend& backend = backend_for(device.device, device.ordinal);
+    const Communicator ranks = world_communicator();
+    ProgressBar bar("profile");
+    MeasureOptions options;
+    options.seed = {words.seed};
+    // Links take a sixth of the time where they are measured.
+    const bool links = words.links && ranks.size() > 1;
+    options.budget = {words.seconds * (links ? 5.0 / 6 : 1)};
+    options.stop = &told_to_stop;
+    options.progress = [&](double done, std::string_view doing) {
+        bar.show(links ? done * 5 / 6 : done, doing);
+    };
+    options.keep = [&](const Profile& so_far) { write_whole(file, to_file_text(to_json(so_far))); };
+    const Profile known =
+        words.again && std::filesystem::exists(words.known) ? load_profile(words.known) : Profile{};
+    Profile profile = measure_kernels(backend, ranks, points_of(words), options, known);
+    if (links) {
+        LinkOptions link_options;
+        link_options.budget = {words.seconds / 6};
+        link_options.stop = &told_to_stop;
+        link_options.progress = [&](double done, std::string_view doing) {
+            bar.show(5.0 / 6 + done / 6, doing);
+        };
+        const std::vector<LinkCurve> curves = measure_links(backend, ranks, link_options);
+        for (const LinkCurve& curve : curves) {
+            std::erase_if(profile.links, [&](const LinkCurve& old) {
+                return old.collective == curve.collective && old.num_ranks == curve.num_ranks;
+            });
+            profile.links.push_back(curve);
+        }
+    }
+    if (ranks.rank() == 0) {
+        profile.conditions["cut_short"] = told_to_stop ? "yes" : "no";
+        write_whole(file, to_file_text(to_json(profile)));
+    }
+}
+
+/// The same command under mpirun, as the hidden worker.
+void measure_in_ranks(const Words& words, const std::string& file) {
+    std::vector<std::string> command = {own_binary().string(),
+                                        "_profile",
+                                        "--device",
+                                        words.device,
+                                        "--part",
+                                        file,
+                                        "--seconds",
+                                        std::to_string(words.seconds),
+                                        "--seed",
+                                        std::to_string(words.seed)};
+    if (words.links) command.push_back("--links");
+    if (words.grid) command.push_back("--grid");
+    if (words.again) command.insert(command.end(), {"--continue", "--out", words.known});
+    for (const std::string& model : words.models) command.insert(command.end(), {"--model", model});
+    if (!words.layout.layout.empty())
+        command.insert(command.end(), {"--layout", words.layout.layout});
+    for (const auto& [key, value] : words.layout.words) {
+        std::string flag = key;
+        std::replace(flag.begin(), flag.end(), '_', '-');
+        if (value == "true" || value == "false")
+            command.push_back((value == "true" ? "--" : "--no-") + flag);
+        else
+            command.insert(command.end(), {"--" + flag, value});
+    }
+    // The ranks cannot draw on our terminal: the bar here follows the clock, which is what bounds
+    // them.
+    ProgressBar bar("profile");
+    const auto begin = std::chrono::steady_clock::now();
+    ChildOptions options;
+    options.environment = mpirun_environment();
+    options.poll = [&] {
+        const double spent =
+            std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+        bar.show(std::min(0.99, spent / (words.seconds + 2)),
+                 std::to_string(words.ranks) + " ranks at once");
+        return true;
+    };
+    const ChildResult result = run_child(mpirun_words(words.ranks, command), options);
+    if (result.status == 0) return;
+    if (std::filesystem::exists(file)) {
+        std::fprintf(stderr, "moeplan: profile: cut short (status %d), kept what was measured\n",
+                     result.status);
+        return;
+    }
+    throw EnvironmentError("the ranks of the profile ended with status " +
+                           std::to_string(result.status) + ": " + result.error);
+}
+
+void print_answer(const Profile& profile, const std::vector<HeldOutError>& errors,
+                  const std::string& file) {
+    std::printf("%s, %s ranks at once\n", profile.device.c_str(),
+                profile.conditions.count("ranks_at_once")
+                    ? profile.conditions.at("ranks_at_once").c_str()
+                    : "?");
+    std::printf("best product %s, best stream %s\n\n",
+                to_text(profile.roofline.peak.at(Precision::fp32)).c_str(),
+                to_text(profile.roofline.memory_bandwidth).c_str());
+    Table kernels({"kernel", "points", "spread", "held out", "median error", "90 %"});
+    for (const KernelCurve& curve : profile.kernels) {
+        std::vector<double> spreads;
+        const auto column =
+            std::find(curve.columns.begin(), curve.columns.end(), "relative_spread") -
+            curve.columns.begin();
+        for (const auto& row : curve.rows)
+            if (static_cast<std::size_t>(column) < row.size())
+                spreads.push_back(row[static_cast<std::size_t>(column)]);
+        const double spread = spreads.empty() ? 0 : summarise(spreads).median.value;
+        const auto error = std::find_if(errors.begin(), errors.end(), [&](const HeldOutError& e) {
+            return e.kernel == curve.kernel;
+        });
+        if (error == errors.end())
+            kernels.row({curve.kernel, std::to_string(curve.rows.size()), percent(spread)});
+        else
+            kernels.row({curve.kernel, std::to_string(curve.rows.size()), percent(spread),
+                         std::to_string(error->num_points), percent(error->median),
+                         percent(error->p90)});
+    }
+    const HeldOutError& all = errors.back();
+    kernels.row(
+        {"all", "", "", std::to_string(all.num_points), percent(all.median), percent(all.p90)});
+    std::fputs(kernels.text().c_str(), stdout);
+    std::printf("\nheld out: every fifth inner point, predicted from the others.\n");
+    if (!profile.links.empty()) {
+        Table links({"link", "ranks", "latency", "rate at the largest"});
+        for (const LinkCurve& curve : profile.links)
+            if (!curve.rows.empty())
+                links.row({curve.collective, std::to_string(curve.num_ranks),
+                           to_text(Seconds{curve.rows.front()[1]}),
+                           to_text(Bytes{curve.rows.back()[0]} / Seconds{curve.rows.back()[1]})});
+        std::printf("\n%s", links.text().c_str());
+    }
+    std::printf("\nwritten: %s\n", file.c_str());
+}
+
+int run_profile(Words& words) {
+    device_from("--device", words.device);
+    points_of(words);  // a wrong model or layout is said before anything is timed
+    words.known = words.out;
+    if (words.ranks == 0) words.ranks = words.links ? 2 : 1;
+    { PendingFile probe(words.out); }  // an unwritable folder, likewise
+    const std::string part = words.out + ".part";
+    std::filesystem::remove(part);
+    if (words.ranks > 1) {
+        try {
+            measure_in_ranks(words, part);
+        } catch (const EnvironmentError& error) {
+            if (find_program("mpirun") && built_with_mpi()) throw;
+            std::fprintf(stderr, "moeplan: %s\nmoeplan: going on with one rank and without links\n",
+                         error.what());
+            words.links = false, words.ranks = 1;
+        }
+    }
+    if (words.ranks == 1) measure(words, part);
+    const Profile profile = load_profile(part);
+    std::filesystem::rename(part, words.out);
+    const std::vector<HeldOutError> errors = held_out_errors(profile, {words.seed});
+    Json answer = to_json(profile);
+    answer["held_out"] = Json::array();
+    for (const HeldOutError& error : errors)
+        answer["held_out"].push_back({{"kernel", error.kernel},
+                                      {"num_points", error.num_points},
+                                      {"median_error", error.median},
+                                      {"p90_error", error.p90}});
+    write_answer(words.output, answer);
+    if (!words.output.quiet()) print_answer(profile, errors, words.out);
+    return kDone;
+}
+
+void add_words(CLI::App& app, Words& words) {
+    app.add_option("--device", words.device, "What to measure: cpu or cuda:N")
+        ->capture_default_str();
+    app.add_flag("--links", words.links,
+                 "Also time exchanges between ranks (MPI); implies 2 ranks");
+    app.add_option("--model", words.models,
+                   "Time the kernels of this model; may be given several times. Without it, a grid "
+                   "of shapes")
+        ->type_name("NAME|FILE");
+    app.add_flag("--grid", words.grid, "The grid of shapes beside the models");
+    app.add_option("--ranks", words.ranks,
+                   "Ranks that measure at the same time, as they will run in a step (default: 1, "
+                   "with --links 2)")
+        ->check(CLI::Range(1, 1024));
+    app.add_option(
+           "--seconds", words.seconds,
+           "Wall time to spend; the shapes of the model come first, refinements while it lasts")
+        ->check(CLI::Range(0.5, 86400.0))
+        ->capture_default_str();
+    app.add_option("--out", words.out, "Where the profile goes")
+        ->type_name("FILE")
+        ->capture_default_str();
+    app.add_flag(
+        "--continue", words.again,
+        "Add to the profile that is there already: points that it has are not measured again");
+    add_layout_flags(app, words.layout);
+    add_seed_flag(app, words.seed);
+}
+
+}  // namespace
+
+void add_profile(CLI::App& app, Run& run) {
+    auto words = std::make_shared<Words>();
+    CLI::App* command = app.add_subcommand(
+        "profile",
+        "Measure what this machine can do: kernels and links, with spread and conditions");
+    add_words(*command, *words);
+    add_output_flags(*command, words->output, false);
+    command->footer("Example: moeplan profile --links --seconds 20 --out profile.json");
+    command->callback([words, &run] { run = [words] { return run_profile(*words); }; });
+
+    auto worker_words = std::make_shared<Words>();
+    CLI::App* worker = app.add_subcommand("_profile", "")->group("");  // a rank of the above
+    add_words(*worker, *worker_words);
+    worker->add_option("--part", worker_words->part)->required();
+    worker->callback([worker_words, &run] {
+        run = [worker_words] {
+            worker_words->known = worker_words->out;
+            measure(*worker_words, worker_words->part);
+            return kDone;
+        };
+    });
+}
+
+}  // namespace moeplan::cli
