@@ -29,7 +29,7 @@ const std::map<std::string, std::set<std::string>> kMayKnow = {
     {"kernels",
      {"core",
       "model_spec"}},  // model_spec: names and work of kernels (model/kernel_work.hpp) alone
-    {"model", {"core", "traces", "model_spec", "kernels"}},
+    {"model", {"core", "traces", "model_spec", "kernels", "text"}},
     {"profiler", {"core", "model_spec", "profile", "kernels"}},
     {"real_run", {"core", "traces", "model_spec", "profile", "simulator", "kernels", "model"}},
 };

@@ -1,0 +1,145 @@
+#include "model/layers/feed_forward.hpp"
+
+#include <cmath>
+
+namespace moeplan {
+
+ExpertNetworks::ExpertNetworks(Runtime& rt, ParameterSet& parameters, const std::string& name,
+                               std::int64_t width, std::int64_t inner, Activation activation,
+                               bool bias, int num_layers, Held held, std::int64_t num_experts,
+                               std::int64_t first)
+    : rt_(rt), width_(width), inner_(inner), experts_(num_experts), activation_(activation) {
+    const std::int64_t wide = activation == Activation::swiglu ? 2 * inner : inner;
+    const double in = 1 / std::sqrt(double(width)),
+                 out = 1 / std::sqrt(double(inner)) / std::sqrt(2.0 * num_layers);
+    up_ = &parameters.make(name + ".up", {num_experts, wide, width}, in, 0, held,
+                           first * wide * width);
+    down_ = &parameters.make(name + ".down", {num_experts, width, inner}, out, 0, held,
+                             first * width * inner);
+    if (bias) {
+        up_bias_ = &parameters.make(name + ".up_bias", {num_experts, wide}, 0, 0, held,
+                                    first * wide, false);
+        down_bias_ = &parameters.make(name + ".down_bias", {num_experts, width}, 0, 0, held,
+                                      first * width, false);
+    }
+}
+
+void ExpertNetworks::product(GroupedProduct kind, void* x, void* w, void* y, std::int64_t rows,
+                             std::int64_t n, std::int64_t k, const Tensor& offsets,
+                             const std::vector<std::int32_t>& host_offsets) {
+    if (experts_ == 1) {  // one group is a plain product
+        if (kind == GroupedProduct::forward) linear_forward(rt_, x, w, y, rows, k, n);
+        if (kind == GroupedProduct::data_gradient)
+            linear_backward(rt_, nullptr, w, y, x, nullptr, rows, k, n);
+        if (kind == GroupedProduct::weight_gradient)
+            linear_backward(rt_, x, nullptr, y, nullptr, w, rows, k, n);
+        return;
+    }
+    GroupedGemmCall call;
+    call.x = x;
+    call.w = w;
+    call.y = y;
+    call.offsets = offsets.ids();
+    call.host_offsets = host_offsets.data();
+    call.num_experts = experts_;
+    call.rows = rows;
+    call.n = n;
+    call.k = k;
+    call.product = kind;
+    call.format = rt_.format;
+    rt_.run(rt_.kernels.grouped_gemm, call, "grouped_gemm");
+}
+
+Tensor ExpertNetworks::forward(const void* x, std::int64_t rows, const Tensor& offsets,
+                               const std::vector<std::int32_t>& host_offsets, Saved& saved) {
+    const std::int64_t wide = activation_ == Activation::swiglu ? 2 * inner_ : inner_;
+    void* in = const_cast<void*>(x);
+    saved.before = rt_.tensor(rows * wide);
+    product(GroupedProduct::forward, in, up_->value.data(), saved.before.data(), rows, wide, width_,
+            offsets, host_offsets);
+    if (up_bias_)
+        rt_.run(
+            rt_.kernels.bias_forward,
+            BiasForward{saved.before.data(), up_bias_->value.data(),
+                        experts_ > 1 ? offsets.ids() : nullptr, rows, wide, experts_, rt_.format},
+            "bias_forward");
+    saved.inner = rt_.tensor(rows * inner_);
+    const ActivationForward call{saved.before.data(), saved.inner.data(), rows, inner_, rt_.format};
+    switch (activation_) {
+        case Activation::swiglu:
+            rt_.run(rt_.kernels.swiglu_forward, call, "swiglu_forward");
+            break;
+        case Activation::gelu:
+            rt_.run(rt_.kernels.gelu_forward, call, "gelu_forward");
+            break;
+        case Activation::relu:
+            rt_.run(rt_.kernels.relu_forward, call, "relu_forward");
+            break;
+    }
+    Tensor y = rt_.tensor(rows * width_);
+    product(GroupedProduct::forward, saved.inner.data(), down_->value.data(), y.data(), rows,
+            width_, inner_, offsets, host_offsets);
+    if (down_bias_)
+        rt_.run(
+            rt_.kernels.bias_forward,
+            BiasForward{y.data(), down_bias_->value.data(), experts_ > 1 ? offsets.ids() : nullptr,
+                        rows, width_, experts_, rt_.format},
+            "bias_forward");
+    return y;
+}
+
+Tensor ExpertNetworks::backward(const void* x, const Tensor& dy, std::int64_t rows,
+                                const Tensor& offsets,
+                                const std::vector<std::int32_t>& host_offsets, Saved& saved) {
+    const std::int64_t wide = activation_ == Activation::swiglu ? 2 * inner_ : inner_;
+    void* in = const_cast<void*>(x);
+    const std::int32_t* groups = experts_ > 1 ? offsets.ids() : nullptr;
+    if (down_bias_)
+        rt_.run(rt_.kernels.bias_backward,
+                BiasBackward{dy.data(), down_bias_->gradient.data(), groups, rows, width_, experts_,
+                             rt_.format},
+                "bias_backward");
+    product(GroupedProduct::weight_gradient, saved.inner.data(), down_->gradient.data(), dy.data(),
+            rows, width_, inner_, offsets, host_offsets);
+    Tensor dinner = rt_.tensor(rows * inner_);
+    product(GroupedProduct::data_gradient, dinner.data(), down_->value.data(), dy.data(), rows,
+            width_, inner_, offsets, host_offsets);
+    saved.inner.reset();
+    // The gradient of what the activation saw takes its place.
+    const ActivationBackward call{
+        saved.before.data(), dinner.data(), saved.before.data(), rows, inner_, rt_.format};
+    switch (activation_) {
+        case Activation::swiglu:
+            rt_.run(rt_.kernels.swiglu_backward, call, "swiglu_backward");
+            break;
+        case Activation::gelu:
+            rt_.run(rt_.kernels.gelu_backward, call, "gelu_backward");
+            break;
+        case Activation::relu:
+            rt_.run(rt_.kernels.relu_backward, call, "relu_backward");
+            break;
+    }
+    dinner.reset();
+    if (up_bias_)
+        rt_.run(rt_.kernels.bias_backward,
+                BiasBackward{saved.before.data(), up_bias_->gradient.data(), groups, rows, wide,
+                             experts_, rt_.format},
+                "bias_backward");
+    product(GroupedProduct::weight_gradient, in, up_->gradient.data(), saved.before.data(), rows,
+            wide, width_, offsets, host_offsets);
+    Tensor dx = rt_.tensor(rows * width_);
+    product(GroupedProduct::data_gradient, dx.data(), up_->value.data(), saved.before.data(), rows,
+            wide, width_, offsets, host_offsets);
+    saved.before.reset();
+    return dx;
+}
+
+Tensor ExpertNetworks::forward_all(const void* x, std::int64_t rows, Saved& saved) {
+    return forward(x, rows, {}, {}, saved);
+}
+Tensor ExpertNetworks::backward_all(const void* x, const Tensor& dy, std::int64_t rows,
+                                    Saved& saved) {
+    return backward(x, dy, rows, {}, {}, saved);
+}
+
+}  // namespace moeplan

@@ -1,0 +1,48 @@
+#pragma once
+/// Position-wise feed-forward networks: one for all tokens (dense, shared experts), and the
+/// experts' grouped form.
+
+#include <string>
+#include <vector>
+
+#include "model/layers/parameters.hpp"
+#include "model/model_spec.hpp"
+
+namespace moeplan {
+
+/// y = down · act(up · x): two matrices (relu, gelu) or three (swiglu: `up` holds the gate's rows,
+/// then the up's). With several experts, expert e owns rows offsets[e] … offsets[e+1]−1 of x.
+class ExpertNetworks {
+  public:
+    /// @param num_experts  held by this rank; 1 without `held` by_expert_rank for a dense network
+    /// @param first        index of our first expert
+    ExpertNetworks(Runtime&, ParameterSet&, const std::string& name, std::int64_t width,
+                   std::int64_t inner, Activation, bool bias, int num_layers,
+                   Held held = Held::by_all, std::int64_t num_experts = 1, std::int64_t first = 0);
+
+    struct Saved {
+        Tensor before, inner;
+    };
+    /// @param host_offsets  [num_experts + 1]; the rows' owners
+    Tensor forward(const void* x, std::int64_t rows, const Tensor& offsets,
+                   const std::vector<std::int32_t>& host_offsets, Saved&);
+    Tensor backward(const void* x, const Tensor& dy, std::int64_t rows, const Tensor& offsets,
+                    const std::vector<std::int32_t>& host_offsets, Saved&);
+
+    /// All rows belong to the one expert there is.
+    Tensor forward_all(const void* x, std::int64_t rows, Saved&);
+    Tensor backward_all(const void* x, const Tensor& dy, std::int64_t rows, Saved&);
+
+    std::int64_t num_experts() const { return experts_; }
+
+  private:
+    void product(GroupedProduct, void* x, void* w, void* y, std::int64_t rows, std::int64_t n,
+                 std::int64_t k, const Tensor& offsets,
+                 const std::vector<std::int32_t>& host_offsets);
+    Runtime& rt_;
+    std::int64_t width_, inner_, experts_;
+    Activation activation_;
+    Parameter *up_ = nullptr, *down_ = nullptr, *up_bias_ = nullptr, *down_bias_ = nullptr;
+};
+
+}  // namespace moeplan

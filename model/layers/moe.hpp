@@ -1,0 +1,104 @@
+#pragma once
+/// A layer of experts: head projection, router, dispatch to the ranks that hold the experts,
+/// experts, combine, merge projection.
+///
+/// Routed units are the sub-tokens of MH-MoE: row t·h + j of the view [tokens · h, hidden/h] is
+/// slice j of token t; with h = 1 they are the tokens themselves, and the layer has no head or
+/// merge projection. Experts are spread in contiguous blocks over the expert-parallel group.
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kernels/communicator.hpp"
+#include "model/layers/attention.hpp"
+#include "model/layers/feed_forward.hpp"
+#include "model/routing/routing_rule.hpp"
+
+namespace moeplan {
+
+/// Who shares the experts, who shares the balance loss's counts, and the time that exchanges took.
+struct ExpertGroup {
+    const Communicator* experts = nullptr;  ///< the expert-parallel group
+    const Communicator* world = nullptr;    ///< all ranks that hold tokens of the same step
+    double dispatch_seconds = 0,
+           combine_seconds = 0;  ///< waited for, forward and backward; reset by the trainer
+    double balance_seconds = 0;  ///< of the global balance loss's all-reduce
+};
+
+/// What one micro-batch did in one layer.
+struct MoeReport {
+    double balance_loss = 0, z_loss = 0;  ///< unscaled; 1 is balanced
+    double gate_sum = 0;                  ///< mean over routed units of Σ of their chosen gates
+    std::int64_t units = 0, dropped_units = 0;  ///< routed units; choices dropped by capacity
+    std::int64_t dropped_tokens = 0;            ///< tokens of which every choice was dropped
+    std::vector<std::int64_t> chosen;           ///< [num_experts] choices before drops
+};
+
+/// The choices themselves, for a trace.
+struct MoeChoices {
+    std::vector<std::uint16_t> expert_ids;  ///< [tokens · h, k]; kNotRouted where dropped
+    std::vector<float> gates;
+    std::vector<std::uint16_t> pool_sizes;  ///< [documents], EMO
+};
+
+class MoeLayer {
+  public:
+    /// @param layer_index  of the model's layers: names draws
+    MoeLayer(Runtime&, ParameterSet&, const std::string& name, const ModelSpec&,
+             const MoeFeedForward&, ExpertGroup&, int layer_index, Seed);
+
+    struct Saved {
+        Tensor split, combined, scores_in, logits, probabilities, log_sum_exp, ids, gates,
+            row_of_slot, slot_of_row, rows_per_expert, offsets;
+        Tensor expert_in, returned, dprobability, dprobability_row, expert_unit, expert_unit_scale;
+        Tensor local_row_of_slot, local_slot_of_row, local_offsets;
+        std::vector<std::int32_t> host_offsets;
+        std::vector<std::int64_t> sent_rows, received_rows;  ///< [ranks]
+        std::int64_t kept_rows = 0, local_rows = 0;
+        ExpertNetworks::Saved experts, shared;
+        double z_scale = 0;
+    };
+    Tensor forward(const Tensor& x, const MicroBatch&, Saved&, MoeReport&,
+                   MoeChoices* choices = nullptr);
+    Tensor backward(const Tensor& x, const Tensor& dy, const MicroBatch&, Saved&);
+
+    const MoeFeedForward& spec() const { return spec_; }
+    /// Selection bias (DeepSeek-V3): up for experts that had less than the mean, down for the
+    /// others. `chosen`: of all ranks and the whole step.
+    void move_selection_bias(const std::vector<std::int64_t>& chosen, double rate);
+    Tensor& selection_bias() { return selection_bias_; }
+    /// Only these experts may be chosen from now on (expert subsets); empty: all. No pools and no
+    /// domains then.
+    void keep_experts(std::vector<std::uint8_t> kept) { kept_ = std::move(kept); }
+    bool use_pools = true;  ///< false: evaluation without document pools
+    double gate_scale() const { return spec_.routed_scale; }
+
+  private:
+    void score(const Tensor& x, std::int64_t units, Saved&);
+    void score_backward(const Tensor& dlogits, std::int64_t units, Tensor& dsplit, Saved&);
+    void restrict_experts(RouterForward&, const MicroBatch&, Saved&, Tensor& allowed,
+                          Tensor& mask_of_unit, MoeChoices*);
+    void balance(const MicroBatch&, const std::vector<std::int32_t>& ids,
+                 const Tensor& probability_sums, Saved&, MoeReport&);
+    void exchange(const void* from, const std::vector<std::int64_t>& sent_rows, void* to,
+                  const std::vector<std::int64_t>& received_rows, double& seconds);
+    Tensor to_experts(const Tensor& sorted, Saved&, double& seconds);
+    Tensor from_experts(const Tensor& rows, Saved&, double& seconds);
+
+    Runtime& rt_;
+    MoeFeedForward spec_;
+    const RoutingRule& rule_;
+    ExpertGroup& group_;
+    Seed seed_;
+    std::int64_t hidden_, heads_, width_, local_experts_, first_expert_;
+    int layer_index_;
+    std::vector<std::uint8_t> kept_;
+    Parameter *router_ = nullptr, *router_bias_ = nullptr, *reduce_ = nullptr, *head_ = nullptr,
+              *head_bias_ = nullptr, *merge_ = nullptr, *merge_bias_ = nullptr;
+    Tensor selection_bias_;
+    std::unique_ptr<ExpertNetworks> experts_, shared_;
+};
+
+}  // namespace moeplan

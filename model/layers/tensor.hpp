@@ -1,0 +1,132 @@
+#pragma once
+/// Device memory with an owner, and what every layer needs at hand to compute.
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string_view>
+#include <vector>
+
+#include "core/number_format.hpp"
+#include "kernels/kernel_set.hpp"
+
+namespace moeplan {
+
+/// Device memory that is kept for the next step: a step's tensors are those of the step before.
+/// Says how much was in use at most.
+class Memory {
+  public:
+    explicit Memory(const Backend& backend) : backend_(backend) {}
+    Memory(const Memory&) = delete;
+    Memory& operator=(const Memory&) = delete;
+    ~Memory();
+
+    const Backend& backend() const { return backend_; }
+    void* take(std::size_t bytes);  ///< @throws EnvironmentError if the device has no more
+    void give(void* block, std::size_t bytes);  ///< `bytes` as taken
+    std::uint64_t in_use() const { return in_use_; }
+    std::uint64_t peak() const { return peak_; }
+    void reset_peak() { peak_ = in_use_; }
+
+  private:
+    const Backend& backend_;
+    std::map<std::size_t, std::vector<void*>> kept_;  ///< by size of block
+    std::uint64_t in_use_ = 0, peak_ = 0;
+};
+
+/// `count` elements on the device. Moves, never copies.
+class Tensor {
+  public:
+    Tensor() = default;
+    Tensor(Memory& memory, std::int64_t count, NumberFormat format);
+    Tensor(Tensor&& other) noexcept { swap(other); }
+    Tensor& operator=(Tensor&& other) noexcept {
+        swap(other);
+        return *this;
+    }
+    ~Tensor() { reset(); }
+
+    void* data() const { return data_; }
+    std::int64_t count() const { return count_; }
+    NumberFormat format() const { return format_; }
+    std::size_t bytes() const { return std::size_t(count_) * std::size_t(size_of(format_).value); }
+    explicit operator bool() const { return data_ != nullptr; }
+    void reset();
+
+    std::int32_t* ids() const { return static_cast<std::int32_t*>(data_); }    ///< of an i32 tensor
+    std::uint8_t* flags() const { return static_cast<std::uint8_t*>(data_); }  ///< of a u8 tensor
+
+  private:
+    void swap(Tensor& other) noexcept;
+    Memory* memory_ = nullptr;
+    void* data_ = nullptr;
+    std::int64_t count_ = 0;
+    NumberFormat format_ = NumberFormat::f32;
+};
+
+/// A tensor, or a part of one: where it begins, nothing of who owns it.
+inline void* at(void* data, std::int64_t element, NumberFormat format) {
+    return static_cast<char*>(data) + element * std::int64_t(size_of(format).value);
+}
+inline const void* at(const void* data, std::int64_t element, NumberFormat format) {
+    return static_cast<const char*>(data) + element * std::int64_t(size_of(format).value);
+}
+
+/// What layers compute with: a device's kernels, a number format, memory.
+class Runtime {
+  public:
+    Runtime(const Backend& backend, NumberFormat format)
+        : backend(backend),
+          kernels(*backend.kernels),
+          format(format),
+          stat(stat_format(format)),
+          memory(backend) {}
+
+    Tensor tensor(std::int64_t count) { return Tensor(memory, count, format); }
+    Tensor statistic(std::int64_t count) { return Tensor(memory, count, stat); }
+    Tensor ids(std::int64_t count) { return Tensor(memory, count, NumberFormat::i32); }
+    Tensor upload(const std::vector<std::int32_t>& host);
+    std::vector<std::int32_t> download_ids(const void* device, std::int64_t count);
+    std::vector<double> download(const void* device, std::int64_t count,
+                                 NumberFormat format);  ///< f32 or f64
+    void upload(void* device, const std::vector<double>& host, NumberFormat format);
+    void zero(void* data, std::size_t bytes) {
+        check(backend.set_zero(data, bytes, stream), "set_zero");
+    }
+    void zero(Tensor& tensor) { zero(tensor.data(), tensor.bytes()); }
+    void copy(void* to, const void* from, std::size_t bytes) {
+        check(backend.copy(to, from, bytes, stream), "copy");
+    }
+
+    /// Run a row of the table. @throws EnvironmentError with the kernel's name
+    template <class Args>
+    void run(Status (*kernel)(const Args*, Stream_*), const Args& args, std::string_view name) {
+        if (!kernel) missing(name);
+        check(kernel(&args, stream), name);
+    }
+
+    const Backend& backend;
+    const KernelSet& kernels;
+    Stream_* stream = nullptr;
+    NumberFormat format, stat;
+    Memory memory;
+
+  private:
+    [[noreturn]] void missing(std::string_view kernel) const;
+};
+
+/// @name y = x · wᵀ, w is out × in as a Linear's.
+/// @{
+void linear_forward(Runtime&, const void* x, const void* w, void* y, std::int64_t rows,
+                    std::int64_t in, std::int64_t out);
+/// dx (written, or += if accumulate) = dy · w; dw += dyᵀ · x. Null pointers are left out.
+void linear_backward(Runtime&, const void* x, const void* w, const void* dy, void* dx, void* dw,
+                     std::int64_t rows, std::int64_t in, std::int64_t out, bool accumulate = false);
+/// @}
+void add_bias(Runtime&, void* x, const void* bias, std::int64_t rows, std::int64_t width);
+void add_bias_gradient(Runtime&, const void* dy, void* dbias, std::int64_t rows,
+                       std::int64_t width);
+/// out = a + b.
+void add(Runtime&, const void* a, const void* b, void* out, std::int64_t count);
+
+}  // namespace moeplan

@@ -1,0 +1,69 @@
+#include "model/optimizer.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+namespace moeplan {
+
+template <>
+const EnumNames<LearningRate>& enum_names<LearningRate>() {
+    static const EnumNames<LearningRate> names = {{LearningRate::constant, "constant"},
+                                                  {LearningRate::cosine, "cosine"},
+                                                  {LearningRate::wsd, "wsd"}};
+    return names;
+}
+
+double learning_rate_at(const OptimizerOptions& options, int step, int steps) {
+    if (step < options.warmup_steps)
+        return options.learning_rate * double(step + 1) / double(options.warmup_steps);
+    const double peak = options.learning_rate, low = peak * options.final_share;
+    const int after = std::max(1, steps - options.warmup_steps);
+    const double done = std::min(1.0, double(step - options.warmup_steps) / double(after));
+    switch (options.schedule) {
+        case LearningRate::constant:
+            return peak;
+        case LearningRate::cosine:
+            return low + (peak - low) * 0.5 * (1 + std::cos(std::numbers::pi * done));
+        case LearningRate::wsd:
+            return done < 0.8 ? peak : peak + (low - peak) * (done - 0.8) / 0.2;
+    }
+    return peak;
+}
+
+double gradient_norm(Runtime& rt, const ParameterSet& parameters,
+                     const Communicator& expert_group) {
+    Tensor sums(rt.memory, 2, NumberFormat::f64);
+    rt.zero(sums);
+    for (const Parameter* parameter : parameters.all()) {
+        double* sum = static_cast<double*>(sums.data()) + (parameter->held == Held::by_all ? 0 : 1);
+        rt.run(rt.kernels.gradient_norm,
+               GradientNorm{parameter->gradient.data(), sum, parameter->count(), rt.format},
+               "gradient_norm");
+    }
+    const std::vector<double> host = rt.download(sums.data(), 2, NumberFormat::f64);
+    return std::sqrt(host[0] + expert_group.all_reduce_sum(host[1]));
+}
+
+void update(Runtime& rt, const ParameterSet& parameters, const OptimizerOptions& options,
+            double learning_rate, std::int64_t step, double gradient_scale) {
+    for (Parameter* parameter : parameters.all()) {
+        AdamW call;
+        call.weight = parameter->value.data();
+        call.m = parameter->m.data();
+        call.v = parameter->v.data();
+        call.gradient = parameter->gradient.data();
+        call.count = parameter->count();
+        call.step = step;
+        call.learning_rate = learning_rate;
+        call.beta1 = options.beta1;
+        call.beta2 = options.beta2;
+        call.epsilon = options.epsilon;
+        call.weight_decay = parameter->decays ? options.weight_decay : 0;
+        call.gradient_scale = gradient_scale;
+        call.format = rt.format;
+        rt.run(rt.kernels.adamw, call, "adamw");
+    }
+}
+
+}  // namespace moeplan

@@ -1,0 +1,36 @@
+#pragma once
+/// From the choices of every rank's MoE layers to one routing trace: rank 0 gathers a step and
+/// writes it.
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "kernels/communicator.hpp"
+#include "model/layers/moe.hpp"
+#include "model/text/token_data.hpp"
+#include "traces/routing_trace.hpp"
+
+namespace moeplan {
+
+class TraceRecorder {
+  public:
+    /// @param header  as the trace will say; rank 0 opens the file @throws InputError
+    TraceRecorder(const std::filesystem::path& file, const TraceHeader& header,
+                  const Communicator& world, bool gates);
+
+    /// One micro-batch of this rank. @param choices  [MoE layers]
+    void add(int micro_batch, const TokenBatch& batch, std::vector<MoeChoices> choices);
+    /// Collective: the step goes to the file.
+    void end_step(int step, double loss);
+    void finish();
+
+  private:
+    const Communicator& world_;
+    bool gates_;
+    std::unique_ptr<TraceWriter> writer_;  ///< rank 0
+    TraceHeader header_;
+    TraceStep mine_;
+};
+
+}  // namespace moeplan
