@@ -1,0 +1,157 @@
+// The shim itself: it must pass correct kernels and catch the mistakes that are made most.
+
+#include "tests/shim/scheduler.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "tests/shim/seeded_bugs.hpp"
+
+#if defined(SHIM_TSAN)
+#include <sanitizer/tsan_interface.h>
+namespace { int reports = 0; }
+/// Called by ThreadSanitizer for every report; a test that seeds a race counts instead of failing.
+extern "C" void __tsan_on_report(void*) { ++reports; }
+#endif
+
+namespace moeplan::test {
+namespace {
+
+/// Reports of races while the body ran (0 in builds without ThreadSanitizer).
+template <typename F>
+int races_of(F body) {
+#if defined(SHIM_TSAN)
+    reports = 0;
+    body();
+    return reports;
+#else
+    body();
+    return 0;
+#endif
+}
+
+class Shim : public ::testing::Test {
+  protected:
+    void TearDown() override {
+        shim::set_schedule({});
+        shim::clear_failure();
+    }
+    static constexpr int kCount = 512, kBins = 8;
+    std::vector<std::int32_t> values = [] {
+        std::vector<std::int32_t> v(kCount);
+        for (int i = 0; i < kCount; ++i) v[i] = i * 7 % kBins;
+        return v;
+    }();
+};
+
+const shim::Schedule kSchedules[] = {{shim::Order::forward, 1, 1}, {shim::Order::reverse, 1, 2}, {shim::Order::random, 3, 2}, {shim::Order::random, 4, 2}};
+
+TEST_F(Shim, CorrectKernelsPassUnderEverySchedule) {
+    for (const auto& schedule : kSchedules) {
+        shim::set_schedule(schedule);
+        std::vector<std::int32_t> counts(kBins), ranks(kCount);
+        float sum = 0;
+        EXPECT_EQ(races_of([&] {
+                      EXPECT_EQ(histogram(true, values.data(), counts.data(), kCount, kBins).code, kOk);
+                      EXPECT_EQ(warp_update(true, values.data(), ranks.data(), kCount / 32).code, kOk);
+                      EXPECT_EQ(add_blocks(true, &sum, 20).code, kOk);
+                  }), 0);
+        EXPECT_EQ(counts, std::vector<std::int32_t>(kBins, kCount / kBins));
+        EXPECT_EQ(sum, 20.0f);
+        std::vector<std::int32_t> seen(kBins);                 // a stable rank within equal values
+        for (int i = 0; i < kCount; ++i) EXPECT_EQ(ranks[i], seen[values[i]]++);
+    }
+}
+
+TEST_F(Shim, AMissingBlockBarrierIsCaught) {
+    bool wrong = false;
+    int races = 0;
+    for (const auto& schedule : kSchedules) {
+        shim::set_schedule(schedule);
+        std::vector<std::int32_t> counts(kBins);
+        races += races_of([&] { (void)histogram(false, values.data(), counts.data(), kCount, kBins); });
+        wrong |= counts != std::vector<std::int32_t>(kBins, kCount / kBins);
+    }
+    EXPECT_TRUE(wrong);
+#if defined(SHIM_TSAN)
+    EXPECT_GT(races, 0);
+#endif
+}
+
+TEST_F(Shim, AMissingWarpBarrierIsCaught) {
+    bool wrong = false;
+    int races = 0;
+    for (const auto& schedule : kSchedules) {
+        shim::set_schedule(schedule);
+        std::vector<std::int32_t> ranks(kCount), seen(kBins);
+        races += races_of([&] { (void)warp_update(false, values.data(), ranks.data(), kCount / 32); });
+        for (int i = 0; i < kCount; ++i) wrong |= ranks[i] != seen[values[i]]++;
+    }
+    EXPECT_TRUE(wrong);
+#if defined(SHIM_TSAN)
+    EXPECT_GT(races, 0);
+#endif
+}
+
+TEST_F(Shim, AddingAcrossBlocksWithoutAnAtomicIsCaught) {
+#if defined(SHIM_TSAN)
+    shim::set_schedule({shim::Order::forward, 1, 2});
+    float sum = 0;
+    EXPECT_GT(races_of([&] { (void)add_blocks(false, &sum, 20); }), 0);
+#else
+    GTEST_SKIP() << "seen by ThreadSanitizer alone: shim_tsan runs it";
+#endif
+}
+
+TEST_F(Shim, ABarrierReachedAtTwoPlacesIsRefused) {
+    std::vector<std::int32_t> out(64);
+    const Status status = divergent_barrier(out.data());
+    EXPECT_EQ(status.code, kFailed);
+    EXPECT_NE(std::string(status.message).find("divergent barrier"), std::string::npos) << status.message;
+}
+
+TEST_F(Shim, ThreadsThatEndBeforeABarrierAreNamed) {
+    std::vector<std::int32_t> out(64);
+    const Status status = barrier_after_exit(out.data());
+    EXPECT_EQ(status.code, kFailed);
+    EXPECT_NE(std::string(status.message).find("threads 0…39 wait at the barrier seeded_bugs.cu"), std::string::npos) << status.message;
+    EXPECT_NE(std::string(status.message).find("40…63 have ended"), std::string::npos) << status.message;
+    // The next launch is not affected.
+    EXPECT_EQ(launch_of(1, 32, 0).code, kOk);
+}
+
+TEST_F(Shim, AShuffleFromOutsideItsMaskIsRefused) {
+    std::vector<std::int32_t> out(32);
+    const Status status = shuffle_outside_mask(out.data());
+    EXPECT_EQ(status.code, kFailed);
+    EXPECT_NE(std::string(status.message).find("reads lane 20, which is outside its mask"), std::string::npos) << status.message;
+}
+
+TEST_F(Shim, LaunchesThatAGpuRefusesAreRefused) {
+    EXPECT_EQ(launch_of(1, 1024, 0).code, kOk);
+    EXPECT_EQ(launch_of(1, 1025, 0).code, kFailed);
+    EXPECT_EQ(launch_of(0, 32, 0).code, kFailed);
+    EXPECT_EQ(launch_of(1, 32, 48 * 1024).code, kOk);
+    EXPECT_EQ(launch_of(1, 32, 48 * 1024 + 1).code, kFailed);  // more has to be asked for
+}
+
+TEST_F(Shim, SharedMemoryStartsAsNotANumber) {
+    std::vector<float> out(32);
+    EXPECT_EQ(unwritten_shared(out.data()).code, kOk);
+    EXPECT_EQ(out[30], 1.0f);
+    EXPECT_TRUE(std::isnan(out[31]));
+}
+
+#if defined(__SANITIZE_ADDRESS__)
+TEST(ShimDeathTest, AnOverrunOfDynamicSharedMemoryIsSeen) {
+    std::vector<std::int32_t> out(32);
+    EXPECT_EQ(shared_overrun(out.data(), 0).code, kOk);
+    EXPECT_DEATH((void)shared_overrun(out.data(), 1), "heap-buffer-overflow");
+}
+#endif
+
+}  // namespace
+}  // namespace moeplan::test
