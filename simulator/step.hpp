@@ -13,6 +13,7 @@
 #include "core/enum_names.hpp"
 #include "core/json.hpp"
 #include "core/units.hpp"
+#include "model/check.hpp"
 #include "model/model_spec.hpp"
 #include "model/parallel_layout.hpp"
 #include "model/step_schedule.hpp"
@@ -48,6 +49,7 @@ struct StepCase {
     std::variant<SyntheticRouting, std::shared_ptr<const TraceReader>> routing;
     std::uint64_t seed = 0;
     Disturbances disturbances;
+    bool keep_timeline = false;  ///< fill StepReport::timeline; changes no figure
 };
 
 enum class Fidelity : std::uint8_t {
@@ -82,6 +84,16 @@ struct Loss {
     Seconds time;
 };
 
+/// Bytes that the fullest rank of a stage holds from this time on.
+struct MemoryPoint {
+    Seconds time;
+    Bytes bytes;
+};
+struct RankMemory {
+    int rank = 0;
+    std::vector<MemoryPoint> points;
+};
+
 /// One bar of the picture: what a stream of a rank did. Filled when asked for (timeline), else
 /// empty.
 struct TimelineBar {
@@ -100,6 +112,7 @@ struct StepReport {
     double tokens_per_second = 0, mfu = 0;
     std::vector<Bytes> peak_memory;      ///< [world_size]
     std::vector<Seconds> busy_by_rank;   ///< [world_size]
+    std::vector<RankMemory> memory_by_rank;  ///< over time, one rank of each stage
     std::vector<LinkUse> link_use;       ///< the busiest first
     std::vector<Loss> losses;            ///< the largest, in words, with what would reduce them
     std::vector<double> load_imbalance;  ///< [num_moe_layers], max over mean of tokens per rank
@@ -119,6 +132,9 @@ void for_each_field(Report& report, Visit&& visit);  // simulator/step_fields.hp
 
 using StepRunner = std::function<StepReport(const StepCase&)>;
 
+/// What forbids a step (Severity::broken: rules of the layout, memory, what is not simulated yet), and warnings.
+std::vector<Finding> step_findings(const StepCase&);
+
 Seconds lower_bound(const StepCase&);  ///< a bound from per-stage sums, microseconds to compute
 StepReport estimate_step(const StepCase&);  ///< closed form: milliseconds
 StepReport simulate_step(const StepCase&);  ///< flows: contention, stragglers, overlap
@@ -127,7 +143,21 @@ StepReport simulate_step(const StepCase&);  ///< flows: contention, stragglers, 
 std::string digest_of(const StepCase&);
 
 Json to_json(const StepReport&);
-StepReport report_from_json(const JsonReader&);
+StepReport report_from_json(const JsonReader&);  ///< @throws InputError
+
+/// The report with the spread of `samples` seeds (routing drawn anew, or other windows of the trace): an 80 % interval.
+StepReport with_samples(const StepCase&, const StepRunner&, int samples);
+
+/// Chrome-trace JSON of a report with a timeline; Perfetto opens it. Ranks are processes, streams threads.
+std::string chrome_trace(const StepReport&);
+
+/// Two reports field by field: key, both values, and their ratio where they are numbers.
+struct FieldPair {
+    std::string field;
+    std::string a, b;
+    std::optional<double> ratio;  ///< b / a
+};
+std::vector<FieldPair> compare_reports(const StepReport& a, const StepReport& b);
 
 template <>
 const EnumNames<Fidelity>& enum_names<Fidelity>();
