@@ -18,6 +18,7 @@ namespace {
 constexpr AddCommand kCommands[] = {
     // clang-format off
     add_profile,
+    add_simulate,
     add_doctor,
     // clang-format on
     nullptr,
