@@ -17,6 +17,8 @@ namespace {
 /// The subcommands, in the order of the data flow. Each is one source file in cli/.
 constexpr AddCommand kCommands[] = {
     // clang-format off
+    add_model,
+    add_check,
     add_profile,
     add_simulate,
     add_doctor,

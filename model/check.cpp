@@ -517,12 +517,12 @@ LayoutFacts layout_facts(const ModelSpec& model, const ParallelLayout& layout,
                                                 here->num_experts / (1.0 * ep * etp)
                                           : 0;
                 expert_params += share;
-                gathered = std::max(
-                    gathered, share +
-                                  static_cast<double>(one.attention + one.dense +
-                                                      one.shared_experts + one.mh_projections) /
-                                      tp +
-                                  static_cast<double>(one.router + one.norms));
+                // The unit that FSDP gathers and that decides: all experts of a layer, else the
+                // whole layer.
+                gathered =
+                    std::max(gathered, here ? share
+                                            : static_cast<double>(one.attention + one.dense) / tp +
+                                                  static_cast<double>(one.norms));
             }
         out.layers_per_stage.push_back(layers);
         out.moe_layers_per_stage.push_back(moe_layers);
@@ -531,6 +531,16 @@ LayoutFacts layout_facts(const ModelSpec& model, const ParallelLayout& layout,
     if (schedule.sharding == Sharding::zero3)
         out.gathered_layer = Bytes{gathered * (schedule.precision == Precision::fp32 ? 4 : 2)};
     return out;
+}
+
+Verdict verdict_of(const std::vector<Finding>& findings, const std::vector<StageMemory>& memory,
+                   std::optional<Bytes> limit) {
+    for (const Finding& finding : findings)
+        if (finding.severity == Severity::broken) return Verdict::invalid;
+    if (limit)
+        for (const StageMemory& stage : memory)
+            if (stage.total() > *limit) return Verdict::out_of_memory;
+    return Verdict::valid;
 }
 
 }  // namespace moeplan

@@ -1,11 +1,13 @@
 #pragma once
 /// Every rule at once: an infeasible layout is an answer, not an error.
 
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "core/enum_names.hpp"
 #include "core/units.hpp"
 #include "model/model_spec.hpp"
 #include "model/parallel_layout.hpp"
@@ -31,6 +33,10 @@ struct StageMemory {
     Bytes total() const { return weights + gradients + optimizer + activations + dispatch + other; }
 };
 
+enum class Verdict : std::uint8_t { valid, invalid, out_of_memory };
+template <>
+const EnumNames<Verdict>& enum_names<Verdict>();
+
 /// What a layout comes to, for people and for programs that ask.
 struct LayoutFacts {
     int world_size = 1;
@@ -42,7 +48,8 @@ struct LayoutFacts {
     int virtual_stages = 1, decoder_layers = 0, mtp_layers = 0;
     std::vector<int> layers_per_stage, moe_layers_per_stage;  ///< [pipeline_parallel_size]
     double expert_params_per_gpu = 0;                         ///< of the fullest stage
-    Bytes gathered_layer;  ///< FSDP: the largest layer's weights, gathered; zero without it
+    Bytes gathered_layer;  ///< FSDP: the experts of one MoE layer, gathered (dense layers: the
+                           ///< layer); zero without it
 };
 /// @param world_size  ≤ 0: the layout's own
 LayoutFacts layout_facts(const ModelSpec&, const ParallelLayout&, const StepSchedule&,
@@ -56,5 +63,10 @@ std::vector<Finding> check_layout(const ModelSpec&, const ParallelLayout&, const
 /// @return one entry a stage, [pipeline_parallel_size]
 std::vector<StageMemory> memory_by_stage(const ModelSpec&, const ParallelLayout&,
                                          const StepSchedule&, double hot_rank_load = 1);
+
+/// Invalid if a rule is broken; else out of memory if a stage exceeds the limit (of one GPU; empty:
+/// unknown); else valid.
+Verdict verdict_of(const std::vector<Finding>&, const std::vector<StageMemory>&,
+                   std::optional<Bytes> limit);
 
 }  // namespace moeplan

@@ -315,6 +315,21 @@ ResolvedLayout resolve_layout(const LayoutWords& given, const ModelSpec& model,
                                : "experts are not split over tensor parallel ranks unless asked");
     }
 
+    // Beyond a million ranks no machine is meant, and products of sizes would leave an int.
+    const auto bounded = [&](std::initializer_list<int> sizes, const char* what) {
+        long long product = 1;
+        for (const int size : sizes)
+            if ((product *= size) > kMostRanks)
+                throw InputError("layout", "", what,
+                                 "at most " + std::to_string(kMostRanks) + " ranks");
+    };
+    bounded({layout.tensor_parallel_size, layout.context_parallel_size,
+             layout.pipeline_parallel_size, words.number("dp", 1)},
+            "TP·CP·PP·DP");
+    bounded({layout.expert_tensor_parallel_size, layout.expert_parallel_size,
+             layout.pipeline_parallel_size},
+            "ETP·EP·PP");
+    bounded({layout.pipeline_parallel_size, schedule.virtual_pipeline_size}, "PP·VPP");
     const int model_ranks =
         layout.tensor_parallel_size * layout.context_parallel_size * layout.pipeline_parallel_size;
     const bool world_divides =

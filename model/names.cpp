@@ -1,4 +1,5 @@
 /// The names of the model's enumerations, as files and flags spell them.
+#include "model/check.hpp"
 #include "model/model_spec.hpp"
 #include "model/step_schedule.hpp"
 
@@ -47,6 +48,14 @@ const EnumNames<Dispatcher>& enum_names<Dispatcher>() {
         {Dispatcher::deduplicating, "deduplicating"}, {Dispatcher::all_gather, "allgather"},
         {Dispatcher::all_to_all, "alltoall"},         {Dispatcher::deduplicating, "deepep"},
         {Dispatcher::deduplicating, "hybridep"}};
+    return names;
+}
+
+template <>
+const EnumNames<Verdict>& enum_names<Verdict>() {
+    static const EnumNames<Verdict> names = {{Verdict::valid, "valid"},
+                                             {Verdict::invalid, "invalid"},
+                                             {Verdict::out_of_memory, "out_of_memory"}};
     return names;
 }
 

@@ -228,10 +228,11 @@ MoeFeedForward moe_of(const JsonReader& json, const std::string& type, int num_e
         starts_with_any(type, {"glm4_moe", "dots1", "deepseek_v3", "kimi_k2", "llama4"});
     // DeepSeek-V3's correction bias takes part in the choice alone. It is there for "noaux_tc" and
     // in the families whose class has it always.
-    out.selection_bias = json.text_or("topk_method", "") == "noaux_tc" ||
-                         starts_with_any(type, {"glm4_moe", "dots1"}) ||
-                         json.boolean_or("use_routing_bias", false) ||
-                         json.boolean_or("moe_use_aux_free", false);
+    const std::string method = json.text_or("topk_method", "");
+    out.selection_bias =
+        method == "noaux_tc" || json.boolean_or("use_routing_bias", false) ||
+        json.boolean_or("moe_use_aux_free", false) ||
+        (method.empty() && starts_with_any(type, {"glm4_moe", "dots1", "deepseek_v3", "kimi_k2"}));
     out.renormalise_gates =
         json.boolean_or("norm_topk_prob",
                         is_any(type, {"mixtral", "gpt_oss"}) ||
