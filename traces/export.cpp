@@ -12,17 +12,21 @@ namespace {
 
 void export_jsonl(const TraceReader& trace, const std::filesystem::path& out, int steps) {
     const TraceHeader& h = trace.header();
-    if (h.counts_only) throw InputError(out.string(), "", "counts only", "a trace of single tokens for JSONL (npz and eplb take counts)");
+    if (h.counts_only)
+        throw InputError(out.string(), "", "counts only",
+                         "a trace of single tokens for JSONL (npz and eplb take counts)");
     PendingFile pending(out);
     std::ofstream file(pending.temporary(), std::ios::binary);
     for (int index = 0; index < steps; ++index) {
         const TraceStep step = trace.step(index);
-        const auto k = static_cast<std::size_t>(h.top_k), heads = static_cast<std::size_t>(h.num_moe_heads);
+        const auto k = static_cast<std::size_t>(h.top_k),
+                   heads = static_cast<std::size_t>(h.num_moe_heads);
         for (std::size_t layer = 0; layer < step.expert_ids.size(); ++layer)
             for (std::size_t row = 0; row < step.expert_ids[layer].size() / k; ++row) {
                 const std::size_t token = row / heads;
                 // Sub-tokens are the rows of the trace: with heads, "token" counts them.
-                nlohmann::ordered_json line = {{"step", step.step}, {"layer", layer}, {"token", row}};
+                nlohmann::ordered_json line = {
+                    {"step", step.step}, {"layer", layer}, {"token", row}};
                 auto& indices = line["indices"] = nlohmann::ordered_json::array();
                 for (std::size_t slot = row * k; slot < (row + 1) * k; ++slot) {
                     const auto id = step.expert_ids[layer][slot];
@@ -30,12 +34,14 @@ void export_jsonl(const TraceReader& trace, const std::filesystem::path& out, in
                 }
                 if (!step.gate_weights.empty()) {
                     auto& scores = line["scores"] = nlohmann::ordered_json::array();
-                    for (std::size_t slot = row * k; slot < (row + 1) * k; ++slot) scores.push_back(step.gate_weights[layer][slot]);
+                    for (std::size_t slot = row * k; slot < (row + 1) * k; ++slot)
+                        scores.push_back(step.gate_weights[layer][slot]);
                 }
                 if (!step.document_ids.empty()) line["document"] = step.document_ids[token];
                 if (!step.domain_ids.empty()) line["domain"] = step.domain_ids[token];
                 if (!step.token_rank.empty()) line["rank"] = step.token_rank[token];
-                if (!step.token_micro_batch.empty()) line["micro_batch"] = step.token_micro_batch[token];
+                if (!step.token_micro_batch.empty())
+                    line["micro_batch"] = step.token_micro_batch[token];
                 file << line.dump() << '\n';
             }
     }
@@ -47,8 +53,11 @@ void export_jsonl(const TraceReader& trace, const std::filesystem::path& out, in
 
 void export_npz(const TraceReader& trace, const std::filesystem::path& out, int steps) {
     const TraceHeader& h = trace.header();
-    const auto s = static_cast<std::uint64_t>(steps), layers = static_cast<std::uint64_t>(h.num_moe_layers), tokens = static_cast<std::uint64_t>(h.tokens_per_step),
-               rows = tokens * static_cast<std::uint64_t>(h.num_moe_heads), k = static_cast<std::uint64_t>(h.top_k);
+    const auto s = static_cast<std::uint64_t>(steps),
+               layers = static_cast<std::uint64_t>(h.num_moe_layers),
+               tokens = static_cast<std::uint64_t>(h.tokens_per_step),
+               rows = tokens * static_cast<std::uint64_t>(h.num_moe_heads),
+               k = static_cast<std::uint64_t>(h.top_k);
     std::vector<std::uint16_t> ids, domains, ranks, micro_batches;
     std::vector<float> gates;
     std::vector<std::uint32_t> documents, counts;
@@ -56,7 +65,9 @@ void export_npz(const TraceReader& trace, const std::filesystem::path& out, int 
     for (int index = 0; index < steps; ++index) {
         const TraceStep step = trace.step(index);
         numbers.push_back(step.step);
-        const auto append = [](auto& to, const auto& from) { to.insert(to.end(), from.begin(), from.end()); };
+        const auto append = [](auto& to, const auto& from) {
+            to.insert(to.end(), from.begin(), from.end());
+        };
         for (const auto& layer : step.expert_ids) append(ids, layer);
         for (const auto& layer : step.gate_weights) append(gates, layer);
         for (const auto& layer : step.counts) append(counts, layer);
@@ -68,13 +79,18 @@ void export_npz(const TraceReader& trace, const std::filesystem::path& out, int 
     std::map<std::string, npz::Array> arrays;
     arrays["step"] = npz::array_of("<i8", {s}, numbers);
     if (!counts.empty())
-        arrays["tokens_per_expert"] = npz::array_of("<u4", {s, layers, static_cast<std::uint64_t>(h.num_micro_batches), static_cast<std::uint64_t>(h.num_ranks), static_cast<std::uint64_t>(h.num_experts)}, counts);
+        arrays["tokens_per_expert"] = npz::array_of(
+            "<u4",
+            {s, layers, static_cast<std::uint64_t>(h.num_micro_batches),
+             static_cast<std::uint64_t>(h.num_ranks), static_cast<std::uint64_t>(h.num_experts)},
+            counts);
     if (!ids.empty()) arrays["expert_ids"] = npz::array_of("<u2", {s, layers, rows, k}, ids);
     if (!gates.empty()) arrays["gate_weights"] = npz::array_of("<f4", {s, layers, rows, k}, gates);
     if (!documents.empty()) arrays["document_ids"] = npz::array_of("<u4", {s, tokens}, documents);
     if (!domains.empty()) arrays["domain_ids"] = npz::array_of("<u2", {s, tokens}, domains);
     if (!ranks.empty()) arrays["token_rank"] = npz::array_of("<u2", {s, tokens}, ranks);
-    if (!micro_batches.empty()) arrays["token_micro_batch"] = npz::array_of("<u2", {s, tokens}, micro_batches);
+    if (!micro_batches.empty())
+        arrays["token_micro_batch"] = npz::array_of("<u2", {s, tokens}, micro_batches);
     write_whole(out, npz::write(arrays, out.string()));
 }
 
@@ -86,7 +102,8 @@ void export_eplb(const TraceReader& trace, const std::filesystem::path& out, int
         for (int step = 0; step < steps; ++step)
             for (int micro_batch = 0; micro_batch < h.num_micro_batches; ++micro_batch) {
                 const RoutingLoads loads = trace.loads(step, layer, micro_batch);
-                for (std::size_t i = 0; i < loads.sub_tokens.size(); ++i) row[i % row.size()] += loads.sub_tokens[i];
+                for (std::size_t i = 0; i < loads.sub_tokens.size(); ++i)
+                    row[i % row.size()] += loads.sub_tokens[i];
             }
         weight.push_back(row);
     }
@@ -97,16 +114,22 @@ void export_eplb(const TraceReader& trace, const std::filesystem::path& out, int
 
 template <>
 const EnumNames<ExportFormat>& enum_names<ExportFormat>() {
-    static const EnumNames<ExportFormat> names = {{ExportFormat::jsonl, "jsonl"}, {ExportFormat::npz, "npz"}, {ExportFormat::eplb, "eplb"}};
+    static const EnumNames<ExportFormat> names = {
+        {ExportFormat::jsonl, "jsonl"}, {ExportFormat::npz, "npz"}, {ExportFormat::eplb, "eplb"}};
     return names;
 }
 
-void export_trace(const TraceReader& trace, const std::filesystem::path& out, ExportFormat format, int num_steps) {
-    const int steps = num_steps > 0 ? std::min(num_steps, trace.header().num_steps) : trace.header().num_steps;
+void export_trace(const TraceReader& trace, const std::filesystem::path& out, ExportFormat format,
+                  int num_steps) {
+    const int steps =
+        num_steps > 0 ? std::min(num_steps, trace.header().num_steps) : trace.header().num_steps;
     switch (format) {
-        case ExportFormat::jsonl: return export_jsonl(trace, out, steps);
-        case ExportFormat::npz: return export_npz(trace, out, steps);
-        case ExportFormat::eplb: return export_eplb(trace, out, steps);
+        case ExportFormat::jsonl:
+            return export_jsonl(trace, out, steps);
+        case ExportFormat::npz:
+            return export_npz(trace, out, steps);
+        case ExportFormat::eplb:
+            return export_eplb(trace, out, steps);
     }
 }
 

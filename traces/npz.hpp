@@ -10,13 +10,14 @@
 namespace moeplan::npz {
 
 struct Array {
-    std::string descr;                       ///< numpy's type: "<i4", "|u1", "<f2" …
+    std::string descr;  ///< numpy's type: "<i4", "|u1", "<f2" …
     std::vector<std::uint64_t> shape;
-    std::string bytes;                       ///< C order, as in the file
+    std::string bytes;  ///< C order, as in the file
     std::uint64_t size() const;
 };
 
-/// Stored and deflated members. @throws InputError naming file and member for damage, other compressions or big endians
+/// Stored and deflated members. @throws InputError naming file and member for damage, other
+/// compressions or big endians
 std::map<std::string, Array> read(const std::filesystem::path& file);
 
 /// Values as integers or floats. @throws InputError if the type is another, naming the member
@@ -28,7 +29,8 @@ std::string write(const std::map<std::string, Array>&, const std::string& file);
 
 template <class T>
 Array array_of(const char* descr, std::vector<std::uint64_t> shape, const std::vector<T>& values) {
-    return {descr, std::move(shape), std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T))};
+    return {descr, std::move(shape),
+            std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T))};
 }
 
 }  // namespace moeplan::npz

@@ -328,4 +328,17 @@ RoutingLoads synthetic_loads(const RoutingLaw& law, const SynthesisShape& s, See
     return out;
 }
 
+TraceStep synthetic_counts(const RoutingLaw& law, const SynthesisShape& s, Seed seed, int step) {
+    TraceStep out;
+    out.step = step;
+    for (int layer = 0; layer < s.num_moe_layers; ++layer) {
+        auto& counts = out.counts.emplace_back();
+        for (int micro_batch = 0; micro_batch < s.num_micro_batches; ++micro_batch) {
+            const RoutingLoads loads = synthetic_loads(law, s, seed, step, layer, micro_batch);
+            counts.insert(counts.end(), loads.sub_tokens.begin(), loads.sub_tokens.end());
+        }
+    }
+    return out;
+}
+
 }  // namespace moeplan
