@@ -117,7 +117,8 @@ Imported import_jsonl(const std::filesystem::path& file, const std::filesystem::
     // First reading: what there is. Steps must stand together so that the second one holds a single
     // step.
     std::set<std::int64_t> layers, steps;
-    std::int64_t last_step = -1, num_lines = 0, most_tokens = 0, most_id = -1, ranks = 1, micro_batches = 1;
+    std::int64_t last_step = -1, num_lines = 0, most_tokens = 0, most_id = -1, ranks = 1,
+                 micro_batches = 1;
     std::size_t k = 0;
     bool scores = true, documents = true, domains = true;
     {
@@ -149,10 +150,12 @@ Imported import_jsonl(const std::filesystem::path& file, const std::filesystem::
         if (steps.empty())
             throw InputError(lines.name(), "", "no line", "one JSON object a token and layer");
     }
-    // A stray token number must not cost gigabytes: some gaps are well, a record that is nearly all gap is none.
+    // A stray token number must not cost gigabytes: some gaps are well, a record that is nearly all
+    // gap is none.
     if (most_tokens > 16 * num_lines + 1024)
-        throw InputError(file.string(), "token", std::to_string(most_tokens - 1),
-                         "token numbers from 0 on, without wide gaps (" + std::to_string(num_lines) + " lines)");
+        throw InputError(
+            file.string(), "token", std::to_string(most_tokens - 1),
+            "token numbers from 0 on, without wide gaps (" + std::to_string(num_lines) + " lines)");
     Imported result;
     result.format = "jsonl";
     TraceHeader& h = result.header;

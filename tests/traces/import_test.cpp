@@ -16,13 +16,16 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-std::filesystem::path sample(const std::string& name) { return std::filesystem::path(MOEPLAN_TEST_DATA) / "traces" / name; }
+std::filesystem::path sample(const std::string& name) {
+    return std::filesystem::path(MOEPLAN_TEST_DATA) / "traces" / name;
+}
 
 class Import : public TraceFolder {
   protected:
     std::string refused(const std::string& content, const ImportOptions& options = {}) {
         std::ofstream(file("x"), std::ios::binary | std::ios::trunc) << content;
-        const std::string message = input_error([&] { import_trace(file("x"), file("x.h5"), options); });
+        const std::string message =
+            input_error([&] { import_trace(file("x"), file("x.h5"), options); });
         EXPECT_FALSE(std::filesystem::exists(file("x.h5"))) << "nothing is left behind";
         return message;
     }
@@ -38,32 +41,38 @@ TEST_F(Import, JsonLinesCheckedByHand) {
     EXPECT_EQ(trace.header().tokens_per_step, 4);
     const TraceStep step = trace.step(0);
     EXPECT_THAT(step.expert_ids[0], ElementsAre(5, 1, 5, 3, 0, 5, 7, 5));
-    EXPECT_NEAR(step.gate_weights[0][0], 0.61, 0.61 / 1024);             // half precision
-    EXPECT_THAT(trace_statistics(trace).layers[0].tokens_per_expert, ElementsAre(1, 1, 0, 1, 0, 4, 0, 1));
+    EXPECT_NEAR(step.gate_weights[0][0], 0.61, 0.61 / 1024);  // half precision
+    EXPECT_THAT(trace_statistics(trace).layers[0].tokens_per_expert,
+                ElementsAre(1, 1, 0, 1, 0, 4, 0, 1));
 }
 
 TEST_F(Import, SglangCountsLeaveDenseLayersOut) {
-    const Imported imported = import_trace(sample("sglang-expert-distribution-as-json.json"), file("t.h5"), {});
+    const Imported imported =
+        import_trace(sample("sglang-expert-distribution-as-json.json"), file("t.h5"), {});
     EXPECT_EQ(imported.format, "sglang");
     EXPECT_THAT(imported.layers_with_zero_total, ElementsAre(0));
     EXPECT_THAT(imported.layer_numbers, ElementsAre(1, 2));
     const auto statistics = trace_statistics(TraceReader(file("t.h5")));
     EXPECT_THAT(statistics.layers[0].tokens_per_expert, ElementsAre(12, 4, 2, 14));
-    EXPECT_NEAR(statistics.layers[0].max_over_mean, 1.75, kArithmetic);   // the sample's own "expected"
+    EXPECT_NEAR(statistics.layers[0].max_over_mean, 1.75,
+                kArithmetic);  // the sample's own "expected"
     EXPECT_EQ(statistics.header.tokens_per_step, 16);
 }
 
 TEST_F(Import, EplbLoadTables) {
-    const Imported imported = import_trace(sample("eplb-load-2layers.json"), file("t.h5"), {.top_k = 4});
+    const Imported imported =
+        import_trace(sample("eplb-load-2layers.json"), file("t.h5"), {.top_k = 4});
     EXPECT_EQ(imported.format, "eplb");
     const auto statistics = trace_statistics(TraceReader(file("t.h5")));
-    EXPECT_THAT(statistics.layers[0].tokens_per_expert, ElementsAre(10, 50, 30, 10, 80, 20, 40, 60));
+    EXPECT_THAT(statistics.layers[0].tokens_per_expert,
+                ElementsAre(10, 50, 30, 10, 80, 20, 40, 60));
     EXPECT_NEAR(statistics.layers[0].max_over_mean, 80 / 37.5, kArithmetic);
     EXPECT_EQ(statistics.header.tokens_per_step, 300 / 4);
 }
 
 TEST_F(Import, VllmLoadsOfPhysicalSlotsAreSummedByLogicalExpert) {
-    std::ofstream(file("v.json")) << R"({"expert_load": [[5, 3, 8, 2]], "physical_to_logical_map": [[0, 1, 2, 0]]})";
+    std::ofstream(file("v.json"))
+        << R"({"expert_load": [[5, 3, 8, 2]], "physical_to_logical_map": [[0, 1, 2, 0]]})";
     import_trace(file("v.json"), file("t.h5"), {});
     EXPECT_THAT(TraceReader(file("t.h5")).step(0).counts[0], ElementsAre(7, 3, 8));
 }
@@ -123,12 +132,16 @@ TEST_F(Import, DeflatedMembersAreRead) {
         return out;
     };
     const std::string name = "expert_ids.npy";
-    const std::string common = number(20, 2) + number(0, 2) + number(8, 2) + number(0, 4) + number(0, 4) + number(packed.size(), 4) + number(npy.size(), 4) + number(name.size(), 2) + number(0, 2);
+    const std::string common = number(20, 2) + number(0, 2) + number(8, 2) + number(0, 4) +
+                               number(0, 4) + number(packed.size(), 4) + number(npy.size(), 4) +
+                               number(name.size(), 2) + number(0, 2);
     std::string zip = "PK\3\4" + common + name + packed;
     const std::size_t begin = zip.size();
-    zip += "PK\1\2" + number(20, 2) + common + number(0, 2) + number(0, 2) + number(0, 2) + number(0, 4) + number(0, 4) + name;
+    zip += "PK\1\2" + number(20, 2) + common + number(0, 2) + number(0, 2) + number(0, 2) +
+           number(0, 4) + number(0, 4) + name;
     const std::size_t length = zip.size() - begin;
-    zip += "PK\5\6" + number(0, 4) + number(1, 2) + number(1, 2) + number(length, 4) + number(begin, 4) + number(0, 2);
+    zip += "PK\5\6" + number(0, 4) + number(1, 2) + number(1, 2) + number(length, 4) +
+           number(begin, 4) + number(0, 2);
     std::ofstream(file("d.npz"), std::ios::binary) << zip;
     import_trace(file("d.npz"), file("t.h5"), {});
     EXPECT_THAT(TraceReader(file("t.h5")).step(0).expert_ids[0], ElementsAre(0, 1, 1, 2, 2, 3));
@@ -137,11 +150,16 @@ TEST_F(Import, DeflatedMembersAreRead) {
 TEST_F(Import, WrongRecordsAreRefusedWithTheirPlace) {
     EXPECT_THAT(refused(""), HasSubstr("an empty file"));
     EXPECT_THAT(refused("hello"), HasSubstr("of no known format"));
-    EXPECT_THAT(refused("{\"indices\": [1, 2]}\n{\"indices\": [1]}\n"), HasSubstr("line 2, indices"));
+    EXPECT_THAT(refused("{\"indices\": [1, 2]}\n{\"indices\": [1]}\n"),
+                HasSubstr("line 2, indices"));
     EXPECT_THAT(refused("{\"indices\": [1, 2]}\nnonsense\n"), HasSubstr("line 2"));
-    EXPECT_THAT(refused("{\"indices\": [1, 9]}\n", {.num_experts = 8}), HasSubstr("below the number of experts (8)"));
-    EXPECT_THAT(refused("{\"indices\": [1], \"scores\": [1, 2]}\n"), HasSubstr("as many numbers as indices"));
-    EXPECT_THAT(refused("{\"indices\": [1], \"step\": 1}\n{\"indices\": [1], \"step\": 0}\n{\"indices\": [1], \"step\": 1}\n"), HasSubstr("sort by step"));
+    EXPECT_THAT(refused("{\"indices\": [1, 9]}\n", {.num_experts = 8}),
+                HasSubstr("below the number of experts (8)"));
+    EXPECT_THAT(refused("{\"indices\": [1], \"scores\": [1, 2]}\n"),
+                HasSubstr("as many numbers as indices"));
+    EXPECT_THAT(refused("{\"indices\": [1], \"step\": 1}\n{\"indices\": [1], \"step\": "
+                        "0}\n{\"indices\": [1], \"step\": 1}\n"),
+                HasSubstr("sort by step"));
     EXPECT_THAT(refused("{\"logical_count\": [[[1, 2], [3]]]}"), HasSubstr("step 0, layer 1"));
     EXPECT_THAT(refused("{\"logical_count\": [[[1, -2]]]}"), HasSubstr("/logical_count/0/0/1"));
     EXPECT_THAT(refused("{\"weight\": [[0, 0]]}"), HasSubstr("no token in any layer"));
@@ -160,7 +178,8 @@ TEST_F(Import, ScrambledArchivesAreReadOrRefused) {
     int refusals = 0;
     for (int i = 0; i < 300; ++i) {
         std::string content = i < 100 ? whole.substr(0, draws.below(whole.size())) : whole;
-        for (int flips = 0; i >= 100 && flips < 6; ++flips) content[draws.below(content.size())] = static_cast<char>(draws.bits());
+        for (int flips = 0; i >= 100 && flips < 6; ++flips)
+            content[draws.below(content.size())] = static_cast<char>(draws.bits());
         std::ofstream(file("x.npz"), std::ios::binary | std::ios::trunc) << content;
         try {
             import_trace(file("x.npz"), file("x.h5"), {});
@@ -168,7 +187,7 @@ TEST_F(Import, ScrambledArchivesAreReadOrRefused) {
             ++refusals;
         }
     }
-    EXPECT_GE(refusals, 100);                                            // every truncation at least
+    EXPECT_GE(refusals, 100);  // every truncation at least
 }
 
 }  // namespace

@@ -27,7 +27,8 @@ RoutingLaw law_named(const std::string& kind) {
         TraceFit fit;
         fit.num_experts = 16;
         fit.top_k = 2;
-        for (int layer = 0; layer < 2; ++layer) fit.layers.push_back({std::vector<double>(16, 1.0 / 16), 0.05});
+        for (int layer = 0; layer < 2; ++layer)
+            fit.layers.push_back({std::vector<double>(16, 1.0 / 16), 0.05});
         law.fit = fit;
     }
     return law;
@@ -73,7 +74,8 @@ TEST_P(EveryLaw, EverySubTokenVisitsKDistinctExpertsOrIsDropped) {
         for (std::size_t row = 0; row < ids.size(); row += 2) {
             dropped += ids[row] == kNotRouted;
             dropped += ids[row + 1] == kNotRouted;
-            if (ids[row] != kNotRouted && ids[row + 1] != kNotRouted) EXPECT_NE(ids[row], ids[row + 1]);
+            if (ids[row] != kNotRouted && ids[row + 1] != kNotRouted)
+                EXPECT_NE(ids[row], ids[row + 1]);
         }
     }
     EXPECT_EQ(dropped > 0, law.kind == "token_drop");
@@ -86,14 +88,18 @@ TEST_P(EveryLaw, LoadsHoldEveryChoice) {
     for (int rank = 0; rank < 2; ++rank) {
         const auto begin = loads.sub_tokens.begin() + rank * 16;
         const auto sum = std::accumulate(begin, begin + 16, 0u);
-        if (law.kind == "token_drop") EXPECT_LE(sum, 2u * 128 * 2 * 2);
-        else EXPECT_EQ(sum, 2u * 128 * 2 * 2);           // sequences × tokens × h × k of one rank
+        if (law.kind == "token_drop")
+            EXPECT_LE(sum, 2u * 128 * 2 * 2);
+        else
+            EXPECT_EQ(sum, 2u * 128 * 2 * 2);  // sequences × tokens × h × k of one rank
     }
 }
 
 TEST_P(EveryLaw, SameSeedSameTraceAnotherSeedAnother) {
     const RoutingLaw law = law_named(GetParam());
-    const auto a = synthetic_step(law, some_shape(), {5}, 3), b = synthetic_step(law, some_shape(), {5}, 3), c = synthetic_step(law, some_shape(), {6}, 3);
+    const auto a = synthetic_step(law, some_shape(), {5}, 3),
+               b = synthetic_step(law, some_shape(), {5}, 3),
+               c = synthetic_step(law, some_shape(), {6}, 3);
     EXPECT_EQ(a.expert_ids, b.expert_ids);
     if (law.kind != "balanced") EXPECT_NE(a.expert_ids, c.expert_ids);
 }
@@ -103,13 +109,16 @@ std::vector<std::string> every_law() {
     for (const auto& [name, shares] : routing_laws()) out.push_back(name);
     return out;
 }
-INSTANTIATE_TEST_SUITE_P(Routing, EveryLaw, ::testing::ValuesIn(every_law()), [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(Routing, EveryLaw, ::testing::ValuesIn(every_law()),
+                         [](const auto& info) { return info.param; });
 
 TEST(Balanced, CountsDifferByOneAtMost) {
     const TraceStep step = synthetic_step(law_named("balanced"), some_shape(), {1}, 0);
     std::vector<int> counts(16, 0);
     for (const auto id : step.expert_ids[0]) ++counts[id];
-    EXPECT_LE(*std::max_element(counts.begin(), counts.end()) - *std::min_element(counts.begin(), counts.end()), 1);
+    EXPECT_LE(*std::max_element(counts.begin(), counts.end()) -
+                  *std::min_element(counts.begin(), counts.end()),
+              1);
 }
 
 TEST(Hot, TheHotExpertHasItsFactorTimesTheMean) {
@@ -120,19 +129,25 @@ TEST(Hot, TheHotExpertHasItsFactorTimesTheMean) {
 TEST(TokenDrop, NoExpertHasMoreThanItsCapacityInAnExchange) {
     const SynthesisShape shape = some_shape();
     const TraceStep step = synthetic_step(law_named("token_drop"), shape, {5}, 0);
-    // ⌈1 · (2 ranks · 2 sequences · 128 · 2 heads) · 2 / 16⌉ = 128 choices an expert and micro-batch.
+    // ⌈1 · (2 ranks · 2 sequences · 128 · 2 heads) · 2 / 16⌉ = 128 choices an expert and
+    // micro-batch.
     for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
         std::vector<int> counts(16, 0);
         for (std::size_t slot = 0; slot < step.expert_ids[0].size(); ++slot)
-            if (step.token_micro_batch[slot / 4] == micro_batch && step.expert_ids[0][slot] != kNotRouted) ++counts[step.expert_ids[0][slot]];
+            if (step.token_micro_batch[slot / 4] == micro_batch &&
+                step.expert_ids[0][slot] != kNotRouted)
+                ++counts[step.expert_ids[0][slot]];
         EXPECT_LE(*std::max_element(counts.begin(), counts.end()), 128);
-        EXPECT_EQ(*std::max_element(counts.begin(), counts.end()), 128);         // and Zipf fills the first
+        EXPECT_EQ(*std::max_element(counts.begin(), counts.end()),
+                  128);  // and Zipf fills the first
     }
 }
 
 TEST(Multinomial, CountsHaveTheMeanAndVarianceOfTheBinomial) {
-    // n = 1000 draws, p = 0.3 and 0.7: mean 300, variance 210; and n = 20, where it is drawn exactly: mean 6, variance 4.2.
-    for (const auto& [n, mean, variance] : {std::tuple{1000, 300.0, 210.0}, std::tuple{20, 6.0, 4.2}}) {
+    // n = 1000 draws, p = 0.3 and 0.7: mean 300, variance 210; and n = 20, where it is drawn
+    // exactly: mean 6, variance 4.2.
+    for (const auto& [n, mean, variance] :
+         {std::tuple{1000, 300.0, 210.0}, std::tuple{20, 6.0, 4.2}}) {
         double sum = 0, squares = 0;
         constexpr int kDraws = 20000;
         for (int i = 0; i < kDraws; ++i) {
@@ -144,16 +159,18 @@ TEST(Multinomial, CountsHaveTheMeanAndVarianceOfTheBinomial) {
             squares += static_cast<double>(counts[0]) * counts[0];
         }
         const double m = sum / kDraws, v = squares / kDraws - m * m;
-        EXPECT_NEAR(m, mean, 4 * std::sqrt(variance / kDraws));                  // four standard errors
+        EXPECT_NEAR(m, mean, 4 * std::sqrt(variance / kDraws));  // four standard errors
         EXPECT_NEAR(v / variance, 1, 4 * std::sqrt(2.0 / kDraws));
     }
 }
 
 class Fit : public TraceFolder {
   protected:
-    TraceFit fit_of(const RoutingLaw& law, const SynthesisShape& shape, const std::string& name = "t.h5") {
+    TraceFit fit_of(const RoutingLaw& law, const SynthesisShape& shape,
+                    const std::string& name = "t.h5") {
         TraceWriter writer(file(name), synthetic_header(law, shape, {17}));
-        for (int step = 0; step < shape.num_steps; ++step) writer.add(synthetic_step(law, shape, {17}, step));
+        for (int step = 0; step < shape.num_steps; ++step)
+            writer.add(synthetic_step(law, shape, {17}, step));
         writer.finish();
         return fit_trace(TraceReader(file(name)));
     }
@@ -175,7 +192,8 @@ TEST_F(Fit, FindsTheDispersionThatATraceWasMadeWith) {
     law.document_dispersion = 0.8;
     const TraceFit fit = fit_of(law, long_shape(32, 1));
     EXPECT_EQ(fit.basis, "documents");
-    // 320 documents of 512 choices: the estimate's standard error is about ρ·√(2/(31·320)) + what finite n adds, some 2 %.
+    // 320 documents of 512 choices: the estimate's standard error is about ρ·√(2/(31·320)) + what
+    // finite n adds, some 2 %.
     EXPECT_NEAR(fit.layers[0].over_dispersion * 32, 0.8, 0.08);
 }
 
@@ -186,7 +204,8 @@ TEST_F(Fit, IndependentChoicesHaveNoDispersion) {
 }
 
 TEST_F(Fit, OneExpertADocumentIsDispersionOne) {
-    // Σ[(c−np)² − np(1−p)] / Σ n(n−1)p(1−p) with c = n or 0: (n²p(1−p) − np(1−p)) / (n(n−1)p(1−p)) = 1 for equal p.
+    // Σ[(c−np)² − np(1−p)] / Σ n(n−1)p(1−p) with c = n or 0: (n²p(1−p) − np(1−p)) / (n(n−1)p(1−p))
+    // = 1 for equal p.
     TraceHeader h;
     h.num_moe_layers = 1;
     h.num_experts = 2;
@@ -210,7 +229,8 @@ TEST_F(Fit, MoreExpertsKeepDispersionTimesExpertsAndShares) {
     TraceFit fit;
     fit.num_experts = 2;
     fit.layers = {{{0.75, 0.25}, 0.1}};
-    const TraceFit four = with_experts(fit, 4), three = with_experts(fit, 3), again = with_experts(four, 2);
+    const TraceFit four = with_experts(fit, 4), three = with_experts(fit, 3),
+                   again = with_experts(four, 2);
     EXPECT_EQ(four.layers[0].popularity, (std::vector<double>{0.375, 0.375, 0.125, 0.125}));
     EXPECT_NEAR(four.layers[0].over_dispersion * 4, 0.1 * 2, kArithmetic);
     EXPECT_EQ(again.layers[0].popularity, fit.layers[0].popularity);
@@ -221,7 +241,8 @@ TEST_F(Fit, MoreExpertsKeepDispersionTimesExpertsAndShares) {
 }
 
 TEST_F(Fit, PredictsTheImbalanceOfLargerMicroBatchesOnMoreRanks) {
-    // Fitted on exchanges of 2 sequences; asked about 16 sequences on 4, 8 and 16 ranks, which are drawn for comparison.
+    // Fitted on exchanges of 2 sequences; asked about 16 sequences on 4, 8 and 16 ranks, which are
+    // drawn for comparison.
     RoutingLaw law;
     law.kind = "document_dirichlet";
     law.document_dispersion = 1.5;
@@ -232,13 +253,18 @@ TEST_F(Fit, PredictsTheImbalanceOfLargerMicroBatchesOnMoreRanks) {
     shape.sequences_per_micro_batch = 16;
     for (const int ranks : {4, 8, 16}) {
         double drawn = 0;
-        for (int step = 0; step < 200; ++step) drawn += load_imbalance(synthetic_loads(law, shape, {17}, 1000 + step, 0, 0), ranks) / 200;
+        for (int step = 0; step < 200; ++step)
+            drawn +=
+                load_imbalance(synthetic_loads(law, shape, {17}, 1000 + step, 0, 0), ranks) / 200;
         const double predicted = expected_imbalance(fit, 0, ranks, 16);
         // docs/routing-traces.md: ≤ 4 % for 8 sequences or more; 200 draws add ≤ 1 %.
-        EXPECT_NEAR(predicted / drawn, 1, 0.05) << ranks << " ranks: " << predicted << " predicted, " << drawn << " drawn";
+        EXPECT_NEAR(predicted / drawn, 1, 0.05)
+            << ranks << " ranks: " << predicted << " predicted, " << drawn << " drawn";
         TraceFit without = fit;
         without.layers[0].over_dispersion = 0;
-        EXPECT_GT(std::abs(expected_imbalance(without, 0, ranks, 16) / drawn - 1), std::abs(predicted / drawn - 1)) << "documents matter";
+        EXPECT_GT(std::abs(expected_imbalance(without, 0, ranks, 16) / drawn - 1),
+                  std::abs(predicted / drawn - 1))
+            << "documents matter";
     }
 }
 
@@ -247,10 +273,13 @@ TEST(Statistics, OfCountsByHand) {
     EXPECT_NEAR(max_over_mean(counts), 14 / 8.0, kArithmetic);
     // G = Σᵢⱼ|xᵢ − xⱼ| / (2n²·mean): pairs 8 10 2 2 10 12 = 44, twice, over 2·16·8 = 256.
     EXPECT_NEAR(gini(counts), 88.0 / 256, kArithmetic);
-    EXPECT_NEAR(relative_entropy_of_uniform(std::vector<std::uint64_t>{1, 1, 1, 1}), 1, kArithmetic);
-    EXPECT_NEAR(relative_entropy_of_uniform(std::vector<std::uint64_t>{1, 1, 0, 0}), 0.5, kArithmetic);
+    EXPECT_NEAR(relative_entropy_of_uniform(std::vector<std::uint64_t>{1, 1, 1, 1}), 1,
+                kArithmetic);
+    EXPECT_NEAR(relative_entropy_of_uniform(std::vector<std::uint64_t>{1, 1, 0, 0}), 0.5,
+                kArithmetic);
     EXPECT_EQ(by_rank(counts, 2), (std::vector<std::uint64_t>{16, 16}));
-    EXPECT_EQ(by_rank(std::vector<std::uint64_t>{1, 2, 3}, 2), (std::vector<std::uint64_t>{3, 3}));     // ⌊e·2/3⌋ = 0 0 1
+    EXPECT_EQ(by_rank(std::vector<std::uint64_t>{1, 2, 3}, 2),
+              (std::vector<std::uint64_t>{3, 3}));  // ⌊e·2/3⌋ = 0 0 1
 }
 
 class TraceStats : public TraceFolder {};
@@ -291,13 +320,14 @@ TEST_F(TraceStats, PairsRanksDocumentsAndRepeatsByHand) {
     writer.finish();
     const LayerStatistics l = trace_statistics(TraceReader(file("p.h5"))).layers[0];
     EXPECT_EQ(l.tokens_per_expert, (std::vector<std::uint64_t>{3, 2, 2, 1}));
-    EXPECT_NEAR(*l.top_pairs, 2.0 / 4, kArithmetic);                             // a tenth of 6 pairs is one: (0,1), twice of four
+    EXPECT_NEAR(*l.top_pairs, 2.0 / 4,
+                kArithmetic);  // a tenth of 6 pairs is one: (0,1), twice of four
     EXPECT_EQ(l.most_frequent_pairs[0].first, (std::pair<int, int>{0, 1}));
-    EXPECT_NEAR(l.ranks_per_token.at(2), (1 + 1 + 1 + 2) / 4.0, kArithmetic);    // ranks {0,1} {2,3}
+    EXPECT_NEAR(l.ranks_per_token.at(2), (1 + 1 + 1 + 2) / 4.0, kArithmetic);  // ranks {0,1} {2,3}
     EXPECT_NEAR(*l.repeats, 1.0 / 3, kArithmetic);
     // Domain shares (2,2,1,1) and (1,0,1,0): cosine 3/√(10·2).
     EXPECT_NEAR(*l.domain_cosine, 3 / std::sqrt(20.0), kArithmetic);
-    EXPECT_FALSE(l.experts_per_document.has_value());                            // none has 200 tokens
+    EXPECT_FALSE(l.experts_per_document.has_value());  // none has 200 tokens
 }
 
 }  // namespace
