@@ -22,6 +22,8 @@ constexpr AddCommand kCommands[] = {
     add_profile,
     add_trace,
     add_simulate,
+    add_plan,
+    add_export,
     add_doctor,
     // clang-format on
     nullptr,

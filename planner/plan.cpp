@@ -219,11 +219,12 @@ std::vector<ResizedModel> shapes_of(const SearchSpace& space, const StepCase& ba
     return out;
 }
 
-/// Routing for a model: the recorded trace where its shape fits.
+/// Whether a recorded trace can stand for a model's routing: as it is, or with each of its experts
+/// split into several.
 bool fits_trace(const ModelSpec& model, const TraceReader& trace) {
     const MoeFeedForward* moe = first_moe(model);
     const TraceHeader& header = trace.header();
-    return moe && header.num_experts == moe->num_experts && header.top_k == moe->top_k &&
+    return moe && header.num_experts > 0 && moe->num_experts % header.num_experts == 0 &&
            header.num_moe_heads == moe->num_moe_heads;
 }
 
@@ -261,6 +262,17 @@ std::vector<std::size_t> choose(const std::vector<Point>& run, const std::vector
 }  // namespace
 
 Bytes memory_limit(const ClusterSpec& cluster) { return cluster.gpu.memory; }
+
+std::optional<PlacementReport> placement_for(const Plan& plan, const TraceReader& trace,
+                                             int spare_slots) {
+    for (const Candidate& candidate : plan.best) {
+        const int ranks = candidate.step.layout.expert_parallel_size;
+        if (ranks > 1 && fits_trace(candidate.step.model, trace) &&
+            trace.header().num_experts % ranks == 0)
+            return place_experts(trace, ranks, spare_slots);
+    }
+    return std::nullopt;
+}
 
 std::vector<std::size_t> not_dominated(const std::vector<std::vector<double>>& points) {
     const auto dominates = [](const std::vector<double>& a, const std::vector<double>& b) {

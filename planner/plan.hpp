@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/progress.hpp"
+#include "planner/placement/placement.hpp"
 #include "planner/quality/quality_law.hpp"
 #include "planner/resize.hpp"
 #include "planner/search_space.hpp"
@@ -55,6 +56,8 @@ struct Plan {
     std::string quality_law;
     Bytes memory_limit;
     std::vector<std::string> assumptions;
+    std::optional<PlacementReport>
+        placement;        ///< with a trace that fits: what placing experts gains
     std::string nearest;  ///< if nothing fits: the nearest that would
 };
 
@@ -78,6 +81,10 @@ Plan plan(const SearchSpace&, const StepCase& base, const Runners&, const Search
 /// at least as good in every coordinate and better in one; less is better.
 /// @param points  [num_points][num_coordinates]
 std::vector<std::size_t> not_dominated(const std::vector<std::vector<double>>& points);
+
+/// What placing the trace's experts by popularity would gain for the best candidate that the trace
+/// fits and that spreads experts over ranks; empty if there is none.
+std::optional<PlacementReport> placement_for(const Plan&, const TraceReader&, int spare_slots);
 
 /// Usable memory of one GPU.
 Bytes memory_limit(const ClusterSpec&);

@@ -50,7 +50,7 @@ Json candidate_json(const Candidate& candidate, const Plan& plan) {
 LayoutWords words_from_json(const JsonReader& reader) {
     LayoutWords out;
     for (const auto& [key, value] : reader.members()) {
-        if (value.is_null()) continue;
+        if (value.is_null() || key.starts_with("$") || key == "version" || key == "made") continue;
         if (value.is_string()) {
             out[key] = value.text();
         } else if (value.is_array()) {
@@ -118,6 +118,7 @@ Json to_json(const Plan& plan, const StepCase& base) {
         out["models"].push_back(std::move(entry));
     }
     out["assumptions"] = plan.assumptions;
+    if (plan.placement) out["placement"] = to_json(*plan.placement);
     if (!plan.nearest.empty()) out["nearest"] = plan.nearest;
     out["made"] = {{"version", kVersion},
                    {"seed", base.seed},

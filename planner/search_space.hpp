@@ -2,7 +2,6 @@
 /// What is searched over: shapes of the model, layouts of the cluster, schedules of the step.
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,9 +17,9 @@ enum class Objective : std::uint8_t {
     cost           ///< GPU time to that loss
 };
 
-/// Sizes that the user fixed; the others are searched.
+/// Sizes that the user fixed, one or a few of each; empty: every size is searched.
 struct FixedSizes {
-    std::optional<int> tp, cp, pp, dp, ep, etp;
+    std::vector<int> tp, cp, pp, dp, ep, etp;
 };
 
 struct SearchSpace {
@@ -62,6 +61,10 @@ std::vector<ParallelLayout> layouts_of(int num_gpus, int domain, int num_layers,
 std::vector<StepSchedule> schedules_of(const SearchSpace&, const StepSchedule& base,
                                        const ParallelLayout&, int global_batch_size,
                                        std::int64_t* refused = nullptr);
+
+/// Fills what the user left open and says what was taken: a global batch of 4 M tokens, document
+/// concentration of other models from the base's trace, memory head-room for a hot rank.
+std::vector<std::string> apply_defaults(SearchSpace&, const StepCase& base);
 
 /// GPUs that one scale-up domain holds.
 int scale_up_domain(const ClusterSpec&);

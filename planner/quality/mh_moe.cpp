@@ -70,7 +70,8 @@ QualityEstimate mh_calibrated(const QualityCase& model, const QualityCase& base)
     const double fine = granular_part(kKrajewskiE16, base.total_parameters, model.slots()) -
                         granular_part(kKrajewskiE16, base.total_parameters, base.slots());
     const GranularityCalibration seen = mh_moe_calibration();
-    const auto [fine_low, fine_high] = std::minmax(fine * seen.low, fine * seen.high);
+    const double fine_low = std::min(fine * seen.low, fine * seen.high);
+    const double fine_high = std::max(fine * seen.low, fine * seen.high);
 
     QualityEstimate out;
     out.law = "mh_calibrated";
