@@ -32,22 +32,26 @@ const std::map<std::string, FrameworkRules, std::less<>>& table() {
                              .pads_vocabulary = false,
                              .sequence_parallel_with_tp = true,
                              .fp32_weights_sharded = true,
+                             .bytes_per_logit = 10,
                              .sharding = Sharding::zero3};
         out["olmo-core"] = {.name = "olmo-core",
                             .kv_heads_divide = true,
                             .pads_vocabulary = false,
                             .fp32_weights_sharded = true,
+                            .bytes_per_logit = 10,
                             .sharding = Sharding::zero3};
         out["prime-rl"] = {.name = "prime-rl",
                            .kv_heads_divide = true,
                            .pads_vocabulary = false,
                            .fp32_weights_sharded = true,
+                           .bytes_per_logit = 10,
                            .sharding = Sharding::zero3};
         out["colossalai"] = {.name = "colossalai"};
         out["vllm"] = {.name = "vllm", .experts_divide = false, .sharding = Sharding::none};
         out["maxtext"] = {.name = "maxtext",
                           .pads_vocabulary = false,
                           .fp32_weights_sharded = true,
+                          .bytes_per_logit = 10,
                           .sharding = Sharding::zero3};
         out["moeplan"] = {.name = "moeplan", .kv_heads_divide = true};
         return out;

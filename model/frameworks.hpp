@@ -30,7 +30,10 @@ struct FrameworkRules {
     bool fp32_weights_sharded = false;  ///< FSDP2: the sharded weights are the fp32 masters; 16-bit
                                         ///< copies exist only gathered
     bool refuses_sharded_pipeline = false;  ///< zero2 and zero3 exclude pipelines
-    Sharding sharding = Sharding::zero1;    ///< where nothing is said
+    double bytes_per_logit = 6;  ///< of the loss, 16-bit recipes: logits (2) and their fp32 form,
+                                 ///< softmax and gradient in place (4); eager PyTorch holds fp32
+                                 ///< logits and log-softmax and a 16-bit gradient (10)
+    Sharding sharding = Sharding::zero1;  ///< where nothing is said
 };
 
 /// Unknown names get the rules of no framework, with the name kept.

@@ -271,7 +271,8 @@ std::vector<StageMemory> memory_by_stage(const ModelSpec& model, const ParallelL
                 // Logits of one micro-batch: in the training format, and in fp32 for the loss and
                 // its gradient; input and output of the last norm.
                 memory.activations +=
-                    Bytes{heads * (tokens * vocabulary * (fp32 ? 4 : 2 + 4) + 2 * split * d * a)};
+                    Bytes{heads * (tokens * vocabulary * (fp32 ? 8 : rules.bytes_per_logit) +
+                                   2 * split * d * a)};
             }
         }
         memory.activations += working;

@@ -33,7 +33,7 @@ class RoutingModel {
     /// Without capacity every source's row sums to tokens · num_moe_heads · top_k.
     RoutingLoads loads(int moe_layer, int micro_batch) const;
 
-    bool same_everywhere() const;        ///< every layer of equal shape and every micro-batch alike (balanced, token_drop)
+    bool same_everywhere() const;        ///< every layer of equal shape and every micro-batch alike (balanced)
     const std::vector<std::string>& assumptions() const;
 
   private:
@@ -43,15 +43,5 @@ class RoutingModel {
 
 /// As the flag spells it: "zipf:1.2", "document-pools".
 std::string to_words(const SyntheticRouting&);
-
-/// Popularity and over-dispersion of one layer, fitted to a recorded trace (docs/routing.md).
-struct LayerRouting {
-    std::vector<double> popularity;      ///< [num_experts], sums to one
-    double dispersion = 0;               ///< ρ: over-dispersion of one document's choices; 0 = multinomial
-};
-
-/// Each count n_d of a document against n·p: ρ = Σ[(c−n·p)² − n·p(1−p)] / Σ n(n−1)·p(1−p), clamped to 0 … 0.9.
-/// @param counts  one vector [num_experts] a document
-LayerRouting fit_layer_routing(const std::vector<std::vector<double>>& counts, int num_experts);
 
 }  // namespace moeplan
