@@ -9,6 +9,7 @@
 #include "core/version.hpp"
 #include "model/check.hpp"
 #include "model/op_counts.hpp"
+#include "simulator/step_fields.hpp"
 #include "simulator/step_walk.hpp"
 
 namespace moeplan {
@@ -88,9 +89,17 @@ TimeBreakdown exposed_parts(const StepGraph& graph, const Timeline& line, int la
     return parts;
 }
 
-/// Parts sum to the step to the last bit: rounding of the sum is taken from the largest part.
+/// Parts sum to the step to the last bit: in whole units of its last place every partial sum is exact, and compute takes
+/// what the rounding leaves.
 void settle(TimeBreakdown& parts, Seconds total) {
-    for (int round = 0; round < 8 && parts.total().value != total.value; ++round) parts.compute += total - parts.total();
+    if (!(total.value > 0)) return;
+    const double grain = std::nextafter(total.value, 2 * total.value) - total.value;
+    Seconds others;
+    for_each_part(parts, [&](const char*, Seconds& time) {
+        time.value = std::nearbyint(time.value / grain) * grain;
+        if (&time != &parts.compute) others += time;
+    });
+    parts.compute = total - others;
 }
 
 TimeBreakdown busy_parts(const StepGraph& graph, const JobPrices& prices, const Timeline& line, int lane, const TimeBreakdown& exposed) {

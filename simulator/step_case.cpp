@@ -112,11 +112,12 @@ Seconds lower_bound(const StepCase& step) {
                 all += layer_flops[l];
                 if (c == 0) first += layer_flops[l];
             }
-        if (stage + 1 == chunks.size()) all += 2 * tokens * hidden * step.model.vocab_size / tp;
+        // the head is not recomputed
+        const double head = stage + 1 == chunks.size() ? 3 * 2 * tokens * hidden * step.model.vocab_size / tp : 0;
         const double passes = schedule.recompute.full ? 4 : 3;
         const double times = schedule.num_micro_batches;
-        // there and back through the first chunks before it; ZB-style schedules split the way back, so only a third is sure
-        bound = std::max(bound, all * passes * times + before * (v > 1 ? 1 : schedule.pipeline == Pipeline::zero_bubble ? 2 : 3));
+        // there and back through the first chunks before it; where weight gradients fill the drain, only the way there is sure
+        bound = std::max(bound, (all * passes + head) * times + before * (v > 1 || schedule.pipeline == Pipeline::zero_bubble ? 1 : 3));
         before += first;
     }
     return Flops{bound} / peak;

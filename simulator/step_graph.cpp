@@ -137,6 +137,7 @@ class Builder {
     explicit Builder(const StepCase& step) : step_(step) {}
 
     StepGraph build() {
+        require();
         geometry();
         routing();
         const auto orders = pipeline_order(step_.schedule.pipeline, stages(), chunks(), step_.schedule.num_micro_batches);
@@ -162,6 +163,29 @@ class Builder {
     int stages() const { return step_.layout.pipeline_parallel_size; }
     int chunks() const { return std::max(1, step_.schedule.virtual_pipeline_size); }
     bool splits_backward() const { return step_.schedule.pipeline == Pipeline::zero_bubble && stages() > 1; }
+
+    /// What the arithmetic below divides by. Everything else a layout can get wrong is `check_layout`'s to say.
+    void require() const {
+        const ParallelLayout& l = step_.layout;
+        const auto refuse = [](const std::string& field, int value, const std::string& expected) { throw InputError("layout", field, std::to_string(value), expected + " (`step_findings` lists every rule broken)"); };
+        if (l.tensor_parallel_size < 1 || l.context_parallel_size < 1 || l.pipeline_parallel_size < 1 || l.data_parallel_size < 1 || l.expert_parallel_size < 1 ||
+            l.expert_tensor_parallel_size < 1)
+            refuse("", 0, "sizes of 1 or more");
+        if (world_size(l) > num_gpus(step_.cluster)) refuse("", world_size(l), "at most the cluster's " + std::to_string(num_gpus(step_.cluster)) + " GPUs");
+        if (step_.schedule.num_micro_batches < 1 || step_.schedule.micro_batch_size < 1 || step_.schedule.sequence_length < 1) refuse("micro_batch", step_.schedule.num_micro_batches, "batches of 1 or more");
+        if (!can_order(step_.schedule.pipeline)) throw InputError("layout", "schedule", std::string(name_of(step_.schedule.pipeline)), "a schedule that is simulated: gpipe, one_f_one_b, interleaved, zero_bubble");
+        if (step_.schedule.pipeline == Pipeline::interleaved && step_.schedule.num_micro_batches % l.pipeline_parallel_size != 0)
+            refuse("micro_batches", step_.schedule.num_micro_batches, "a multiple of the pipeline size, for interleaved chunks");
+        if (!step_.profile) throw InputError("profile", "", "", "a profile");
+        if (step_.model.layers.empty()) throw InputError("model", "layers", "", "at least one layer");
+        const int ranks = world_size(l) / l.pipeline_parallel_size;
+        for (const auto& layer : step_.model.layers)
+            if (const auto* moe = std::get_if<MoeFeedForward>(&layer.feed_forward)) {
+                if (moe->num_experts % l.expert_parallel_size != 0) refuse("ep", l.expert_parallel_size, "a divisor of the " + std::to_string(moe->num_experts) + " experts");
+                if (ranks % (l.expert_parallel_size * l.expert_tensor_parallel_size) != 0) refuse("ep", l.expert_parallel_size, "EP · ETP that divides the " + std::to_string(ranks) + " ranks of a stage");
+                if (step_.model.hidden_size % std::max(1, moe->num_moe_heads) != 0) refuse("num_moe_heads", moe->num_moe_heads, "a divisor of the hidden size");
+            }
+    }
 
     void geometry() {
         const ParallelLayout& l = step_.layout;

@@ -48,42 +48,24 @@ std::vector<Slot> interleaved_order(int stage, int p, int v, int m) {
     return slots;
 }
 
-/// ZB-H1 by list scheduling in unit time (F = B = W): a stage takes a ready B, else a ready F while it holds fewer than
-/// p − s micro-batches, else a W. The order it finds is kept; real times then run through it.
-std::vector<std::vector<Slot>> zero_bubble_order(int p, int m) {
-    std::vector<std::vector<Slot>> orders(p);
-    std::vector<int> forwards(p, 0), inputs(p, 0), weights(p, 0);
-    std::vector<std::vector<int>> forward_end(p, std::vector<int>(m, -1)), input_end(p, std::vector<int>(m, -1));
-    for (int now = 0;; ++now) {
-        bool all = true;
-        std::vector<Slot> chosen;
-        std::vector<int> who;
-        for (int s = 0; s < p; ++s) {
-            if (weights[s] == m) continue;
-            all = false;
-            const int i = inputs[s], f = forwards[s];
-            const bool input_ready = i < m && forward_end[s][i] >= 0 && forward_end[s][i] <= now &&
-                                     (s == p - 1 || (input_end[s + 1][i] >= 0 && input_end[s + 1][i] <= now));
-            // activations are held until the weight gradient is done: p of them, as the first stage of 1F1B
-            const bool forward_ready = f < m && f - weights[s] < p && f - inputs[s] < p - s &&
-                                       (s == 0 || (forward_end[s - 1][f] >= 0 && forward_end[s - 1][f] <= now));
-            if (input_ready)
-                chosen.push_back({Pass::backward_input, 0, i}), who.push_back(s);
-            else if (forward_ready)
-                chosen.push_back({Pass::forward, 0, f}), who.push_back(s);
-            else if (weights[s] < inputs[s])
-                chosen.push_back({Pass::backward_weight, 0, weights[s]}), who.push_back(s);
-        }
-        if (all) break;
-        for (std::size_t j = 0; j < chosen.size(); ++j) {
-            const int s = who[j];
-            orders[s].push_back(chosen[j]);
-            if (chosen[j].pass == Pass::forward) forward_end[s][forwards[s]++] = now + 1;
-            if (chosen[j].pass == Pass::backward_input) input_end[s][inputs[s]++] = now + 1;
-            if (chosen[j].pass == Pass::backward_weight) ++weights[s];
-        }
+/// ZB-H1: 1F1B with the backward split. Stage s is s weight gradients behind its input gradients, so that the first ones
+/// return the faster the later the stage; what is left fills its drain. p micro-batches are held everywhere.
+std::vector<Slot> zero_bubble_order(int stage, int p, int m) {
+    std::vector<Slot> slots;
+    int weights = 0;
+    const auto backward = [&](int i) {
+        slots.push_back({Pass::backward_input, 0, i});
+        if (i >= stage) slots.push_back({Pass::backward_weight, 0, weights++});
+    };
+    const int ahead = std::min(p - 1 - stage, m);
+    for (int i = 0; i < ahead; ++i) slots.push_back({Pass::forward, 0, i});
+    for (int i = ahead; i < m; ++i) {
+        slots.push_back({Pass::forward, 0, i});
+        backward(i - ahead);
     }
-    return orders;
+    for (int i = m - ahead; i < m; ++i) backward(i);
+    while (weights < m) slots.push_back({Pass::backward_weight, 0, weights++});
+    return slots;
 }
 
 }  // namespace
@@ -93,11 +75,12 @@ bool can_order(Pipeline pipeline) { return pipeline != Pipeline::dual_pipe; }
 std::vector<std::vector<Slot>> pipeline_order(Pipeline pipeline, int num_stages, int num_chunks, int num_micro_batches) {
     assert(can_order(pipeline) && num_stages > 0 && num_chunks > 0 && num_micro_batches > 0);
     if (num_stages == 1 && num_chunks == 1) pipeline = Pipeline::one_f_one_b;     // without stages every order is this one
-    if (pipeline == Pipeline::zero_bubble) return zero_bubble_order(num_stages, num_micro_batches);
     std::vector<std::vector<Slot>> orders;
     for (int s = 0; s < num_stages; ++s) {
         if (pipeline == Pipeline::gpipe)
             orders.push_back(gpipe_order(num_chunks, num_micro_batches));
+        else if (pipeline == Pipeline::zero_bubble)
+            orders.push_back(zero_bubble_order(s, num_stages, num_micro_batches));
         else if (pipeline == Pipeline::interleaved || num_chunks > 1)
             orders.push_back(interleaved_order(s, num_stages, num_chunks, num_micro_batches));
         else

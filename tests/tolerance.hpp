@@ -11,6 +11,10 @@ inline constexpr double kArithmetic = 1e-12;
 /// SimGrid's 1e-12 s clock grain.
 inline constexpr double kFlowEngines = 1e-9;
 
+/// The closed form of a step against its flows when ranks have unequal loads: max-min shares leave a port idle for some per
+/// cent of an exchange among few ranks, and exchanges are some per cent of a step.
+inline constexpr double kUnequalExchange = 1e-3;
+
 /// A device kernel against the CPU in f64 on the same rounded inputs:
 /// Sums of tensors against published peaks of an allocator: kernels' workspaces, reduction buckets
 /// and what lives between two kernels are not in the sum (largest difference of the rows at

@@ -1,0 +1,80 @@
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include <nlohmann/json.hpp>
+
+#include "core/errors.hpp"
+#include "simulator/step.hpp"
+#include "simulator/step_fields.hpp"
+#include "tests/simulator/step/cases.hpp"
+
+namespace moeplan {
+namespace {
+
+TEST(StepReport, ReadsBackAsItWasWritten) {
+    StepCase step = tests::small_case(1);
+    step.layout.expert_parallel_size = 8;
+    step.routing = SyntheticRouting{"multinomial", 0, 0};
+    StepReport report = with_samples(step, estimate_step, 3);
+    report.relative_spread = 0.25;
+    const std::string text = to_file_text(to_json(report));
+    EXPECT_EQ(to_file_text(to_json(report_from_json(JsonReader::from_text(text, "report.json")))), text);
+}
+
+TEST(StepReport, HasTheKeysOfTheContract) {
+    const Json json = to_json(estimate_step(tests::small_case(1)));
+    for (const char* key : {"fidelity", "step_time_s", "interval_s", "routing_interval_s", "relative_spread", "busy_by_rank_s", "memory_by_rank", "link_use", "folded", "losses",
+                            "exposed", "busy", "tokens_per_second", "mfu", "peak_memory_bytes", "load_imbalance", "basis", "assumptions", "made"})
+        EXPECT_TRUE(json.contains(key)) << key;
+    EXPECT_EQ(json["fidelity"], "closed-form");
+    EXPECT_EQ(json["peak_memory_bytes"].size(), 8u);
+    EXPECT_TRUE(json["made"]["digests"].contains("case"));
+    EXPECT_DOUBLE_EQ(json["basis"]["roofline"].get<double>(), 1.0);
+}
+
+TEST(StepReport, AMissingOrWrongFieldIsNamed) {
+    Json json = to_json(estimate_step(tests::small_case(1)));
+    json.erase("mfu");
+    EXPECT_THROW(report_from_json(JsonReader::from_value(json, "r.json")), InputError);
+    json["mfu"] = "much";
+    EXPECT_THROW(report_from_json(JsonReader::from_value(json, "r.json")), InputError);
+}
+
+TEST(StepReport, ComparisonGivesRatiosOfNumbers) {
+    StepCase step = tests::small_case(1);
+    const StepReport a = estimate_step(step);
+    step.schedule.num_micro_batches *= 2;
+    const StepReport b = estimate_step(step);
+    bool seen = false;
+    for (const auto& pair : compare_reports(a, b))
+        if (pair.field == "step_time_s") {
+            seen = true;
+            ASSERT_TRUE(pair.ratio);
+            EXPECT_GT(*pair.ratio, 1.5);
+            EXPECT_LT(*pair.ratio, 2.5);
+        }
+    EXPECT_TRUE(seen);
+}
+
+TEST(ChromeTrace, BarsOfAStreamDoNotOverlapAndEndWithTheStep) {
+    StepCase step = tests::small_case(1);
+    step.layout = {1, 1, 2, 4, 4, 1};
+    step.keep_timeline = true;
+    const StepReport report = estimate_step(step);
+    ASSERT_FALSE(report.timeline.empty());
+    std::map<std::pair<int, std::string>, Seconds> until;
+    Seconds last;
+    for (const auto& bar : report.timeline) {
+        auto& end = until[{bar.rank, bar.stream}];
+        EXPECT_GE(bar.begin.value, end.value - 1e-15) << bar.what;
+        end = bar.end;
+        last = std::max(last, bar.end);
+    }
+    EXPECT_EQ(last.value, report.step_time.value);
+    const auto trace = nlohmann::json::parse(chrome_trace(report));
+    EXPECT_GT(trace["traceEvents"].size(), report.timeline.size() / 2);
+}
+
+}  // namespace
+}  // namespace moeplan

@@ -1,0 +1,168 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "core/errors.hpp"
+#include "core/seed.hpp"
+#include "simulator/step.hpp"
+#include "simulator/step_fields.hpp"
+#include "tests/simulator/step/cases.hpp"
+#include "tests/tolerance.hpp"
+
+namespace moeplan {
+namespace {
+
+/// A case of random shape that can run, by number.
+StepCase drawn_case(std::uint64_t number) {
+    const Seed seed = derive(Seed{7}, "case", number);
+    const auto pick = [&](const char* name, std::initializer_list<int> values) { return values.begin()[draw(seed, name) % values.size()]; };
+    StepCase step = tests::small_case(2);
+    step.model = tests::small_model(8, pick("moe", {1, 2}));
+    const int tp = pick("tp", {1, 2, 4}), pp = pick("pp", {1, 2, 4});
+    step.layout = {tp, 1, pp, 16 / tp / pp, 1, 1};
+    step.layout.expert_parallel_size = std::min(16 / pp, pick("ep", {1, 2, 4, 8}));
+    step.schedule.sequence_parallel = tp > 1;
+    step.schedule.num_micro_batches = 4;
+    if (pp > 1) {
+        const int schedule = pick("schedule", {0, 1, 2, 3});
+        step.schedule.pipeline = schedule == 0 ? Pipeline::gpipe : schedule == 1 ? Pipeline::one_f_one_b : schedule == 2 ? Pipeline::interleaved : Pipeline::zero_bubble;
+        if (schedule == 2) step.schedule.virtual_pipeline_size = 2;
+    }
+    step.schedule.sharding = static_cast<Sharding>(pick("zero", {0, 1, 2, 3}));
+    step.schedule.overlap.gradients = pick("overlap", {0, 1});
+    step.schedule.overlap.parameters = pick("overlap parameters", {0, 1});
+    step.schedule.overlap.tensor = pick("overlap tensor", {0, 1});
+    step.schedule.recompute.full = pick("recompute", {0, 1});
+    step.schedule.dispatcher = static_cast<Dispatcher>(pick("dispatcher", {0, 1, 2}));
+    if (pick("skew", {0, 1})) step.routing = SyntheticRouting{"zipf", 1.0, 0};
+    step.seed = number;
+    return step;
+}
+constexpr std::uint64_t kCases = 40;
+
+TEST(Step, PartsSumToTheStepExactly) {
+    for (std::uint64_t i = 0; i < kCases; ++i) {
+        const StepReport report = estimate_step(drawn_case(i));
+        EXPECT_EQ(report.exposed.total().value, report.step_time.value) << "case " << i;
+        for_each_part(report.exposed, [&](const char* part, Seconds time) { EXPECT_GE(time.value, -1e-12 * report.step_time.value) << part << " of case " << i; });
+        EXPECT_GT(report.step_time.value, 0);
+        EXPECT_TRUE(std::isfinite(report.step_time.value));
+    }
+}
+
+TEST(Step, MoreBandwidthIsNeverSlower) {
+    for (std::uint64_t i = 0; i < kCases; ++i) {
+        StepCase step = drawn_case(i);
+        const double before = estimate_step(step).step_time.value;
+        step.cluster.scale_up.bandwidth *= 2;
+        step.cluster.scale_out.bandwidth *= 2;
+        EXPECT_LE(estimate_step(step).step_time.value, before * (1 + kArithmetic)) << "case " << i;
+    }
+}
+
+TEST(Step, NoStepBeatsItsLowerBound) {
+    for (std::uint64_t i = 0; i < kCases; ++i) {
+        const StepCase step = drawn_case(i);
+        EXPECT_LE(lower_bound(step).value, estimate_step(step).step_time.value) << "case " << i;
+        EXPECT_GT(lower_bound(step).value, 0);
+    }
+}
+
+TEST(Step, FlowLevelSendsTheSameBytes) {
+    for (std::uint64_t i = 0; i < 6; ++i) {
+        const StepCase step = drawn_case(i);
+        const StepReport closed = estimate_step(step), flows = simulate_step(step);
+        ASSERT_EQ(closed.link_use.empty(), flows.link_use.empty());
+        double a = 0, b = 0;
+        for (const auto& use : closed.link_use) a += use.carried.value;
+        for (const auto& use : flows.link_use) b += use.carried.value;
+        // the lists hold the busiest links by share of the step, whose order may differ at equal shares
+        EXPECT_NEAR(a, b, 0.2 * a) << "case " << i;
+    }
+}
+
+TEST(Step, SameCaseSameReport) {
+    const StepCase step = drawn_case(3);
+    EXPECT_EQ(to_json(estimate_step(step)).dump(), to_json(estimate_step(step)).dump());
+    EXPECT_EQ(to_json(simulate_step(step)).dump(), to_json(simulate_step(step)).dump());
+}
+
+TEST(Step, SizesOfOneLeaveNoTrace) {
+    // One rank: no exchange, no bubble; what concerns groups of one changes no byte of the report.
+    StepCase step = tests::small_case(1);
+    step.layout = {1, 1, 1, 1, 1, 1};
+    const StepReport alone = estimate_step(step);
+    EXPECT_TRUE(alone.link_use.empty());
+    const auto same = [&](StepCase other, const char* what) {
+        StepReport report = estimate_step(other);
+        report.made = alone.made;                      // the case's digest names the words that differ
+        EXPECT_EQ(to_json(report).dump(), to_json(alone).dump()) << what;
+    };
+    StepCase other = step;
+    other.schedule.sequence_parallel = true;
+    same(other, "sequence parallelism over one rank");
+    other = step;
+    other.schedule.pipeline = Pipeline::zero_bubble;
+    same(other, "zero bubble over one stage");
+    other = step;
+    other.schedule.dispatcher = Dispatcher::deduplicating;
+    same(other, "a dispatcher among one rank");
+    other = step;
+    other.schedule.overlap = {false, false, true, true, 40};
+    same(other, "overlap of nothing");
+    other = step;
+    other.schedule.stage_layers = {4};
+    same(other, "one stage, stated");
+}
+
+TEST(Step, AStragglerHoldsUpItsStageAndAFaultyLinkItsExchange) {
+    StepCase step = tests::small_case(2);
+    step.layout.expert_parallel_size = 8;
+    const double before = estimate_step(step).step_time.value;
+    StepCase slow = step;
+    slow.disturbances.stragglers = {{5, 1.5}};
+    const StepReport straggled = estimate_step(slow);
+    EXPECT_GT(straggled.step_time.value, before * 1.2);
+    EXPECT_GT(straggled.busy_by_rank[5], straggled.busy_by_rank[4] * 1.4);
+    StepCase faulty = step;
+    faulty.disturbances.link_faults = {{estimate_step(step).link_use.front().link, 0.1}};
+    EXPECT_GT(estimate_step(faulty).step_time.value, before);
+    faulty.disturbances.link_faults = {{"node0/gpu0/no-such-link", 0.1}};
+    EXPECT_THROW(estimate_step(faulty), InputError);
+}
+
+TEST(Step, SkewCostsTimeAndIsNamedAsALoss) {
+    StepCase step = tests::small_case(1);
+    step.layout.data_parallel_size = step.layout.expert_parallel_size = 8;
+    const StepReport even = estimate_step(step);
+    step.routing = SyntheticRouting{"hot", 4, 0};
+    const StepReport hot = estimate_step(step);
+    EXPECT_GT(hot.step_time, even.step_time);
+    EXPECT_GT(hot.load_imbalance.front(), 2);
+    EXPECT_NEAR(even.load_imbalance.front(), 1, 1e-12);
+    bool named = false;
+    for (const auto& loss : hot.losses) named = named || loss.what.find("unequal experts") != std::string::npos;
+    EXPECT_TRUE(named);
+}
+
+TEST(Step, SamplesGiveAnIntervalAroundTheStep) {
+    StepCase step = tests::small_case(1);
+    step.layout.data_parallel_size = step.layout.expert_parallel_size = 8;
+    step.routing = SyntheticRouting{"document_pools", 0, 3};
+    const StepReport report = with_samples(step, estimate_step, 12);
+    ASSERT_TRUE(report.interval && report.routing_interval);
+    EXPECT_LT((*report.interval)[0], (*report.interval)[1]);
+}
+
+TEST(Step, DualPipeIsRefusedAndNotReplaced) {
+    StepCase step = tests::small_case(1);
+    step.layout = {1, 1, 4, 2, 1, 1};
+    step.schedule.pipeline = Pipeline::dual_pipe;
+    bool named = false;
+    for (const auto& finding : step_findings(step)) named = named || finding.detail.find("not simulated yet") != std::string::npos;
+    EXPECT_TRUE(named);
+}
+
+}  // namespace
+}  // namespace moeplan
