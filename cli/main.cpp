@@ -20,6 +20,7 @@ constexpr AddCommand kCommands[] = {
     add_model,
     add_check,
     add_profile,
+    add_train,
     add_trace,
     add_simulate,
     add_plan,

@@ -1,0 +1,277 @@
+/// moeplan train: a real run, alone or as one rank of a job.
+
+#include "model/train.hpp"
+
+#include <CLI/CLI.hpp>
+#include <atomic>
+#include <csignal>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "cli/command.hpp"
+#include "cli/inputs.hpp"
+#include "core/errors.hpp"
+#include "core/output_file.hpp"
+#include "core/quantity_text.hpp"
+#include "core/text.hpp"
+#include "model/text/prepare.hpp"
+
+namespace moeplan::cli {
+namespace {
+
+struct Words {
+    ModelWords model;
+    LayoutInput layout;
+    TextOptions text;
+    std::string device = "cpu", out, trace, checkpoint, gates, schedule = "cosine", evaluate,
+                order = "shuffled";
+    std::string json;
+    TrainOptions train;
+    double held_out = 0.05;
+    std::uint64_t seed = 0;
+};
+
+std::atomic<bool> asked_to_stop{false};
+
+/// Ends with the step that runs, and writes the checkpoint.
+void stop_after_this_step(int) { asked_to_stop = true; }
+
+/// Lines of JSON to a file while it grows (a run can be watched), or to standard output.
+class Lines {
+  public:
+    explicit Lines(const std::string& file) : file_(file) {
+        if (file.empty() || file == "-") return;
+        stream_ = std::fopen(file.c_str(), "w");
+        if (!stream_) throw InputError("--out", "", file, "a file that can be written");
+    }
+    ~Lines() {
+        if (stream_) std::fclose(stream_);
+    }
+    void write(const Json& line) {
+        std::FILE* to = stream_ ? stream_ : stdout;
+        std::fputs((line.dump() + "\n").c_str(), to);
+        std::fflush(to);
+    }
+    bool on_standard_output() const { return stream_ == nullptr; }
+
+  private:
+    std::string file_;
+    std::FILE* stream_ = nullptr;
+};
+
+/// Synthetic text stands in for a corpus: `--data synthetic`.
+TokenData read_text(const Words& words, int vocab_size) {
+    if (words.text.data == "synthetic")
+        return synthetic_tokens(vocab_size, 2'000'000, 6, Seed{words.seed});
+    return prepare_text(words.text).tokens;
+}
+
+/// The layout's words where they were given; data parallelism is what the ranks are.
+void read_layout_of_run(const Words& words, const ModelSpec& model, int ranks,
+                        TrainOptions& options) {
+    LayoutWords given = merged_words(words.layout);
+    if (!given.contains("seq")) given["seq"] = "256";
+    if (!given.contains("micro_batch")) given["micro_batch"] = "4";
+    if (!given.contains("precision")) given["precision"] = "fp32";
+    if (!given.contains("global_batch"))
+        given["global_batch"] = std::to_string(std::max(8, 4 * ranks));
+    const ResolvedLayout resolved = resolve_layout(given, model, ranks);
+    if (!resolved.broken.empty())
+        throw InputError("layout", resolved.broken.front().rule, "",
+                         resolved.broken.front().detail);
+    if (resolved.schedule.precision != Precision::fp32)
+        throw InputError("--precision", "", std::string(name_of(resolved.schedule.precision)),
+                         "fp32: training computes in fp32");
+    options.layout = resolved.layout;
+    options.schedule = resolved.schedule;
+}
+
+void print_summary(const Words& words, const TrainResult& result) {
+    if (result.steps.empty()) {
+        std::fprintf(stderr, "nothing left to do: the checkpoint is already at step %d\n",
+                     result.first_step);
+        return;
+    }
+    const StepRecord &first = result.steps.front(), &last = result.steps.back();
+    std::fprintf(stderr,
+                 "%s: step %d loss %.4f → step %d loss %.4f (%+.2f nats), %.0f tokens/s on %d "
+                 "rank%s, peak %s a rank%s\n",
+                 words.model.model.c_str(), first.step, first.loss, last.step, last.loss,
+                 last.loss - first.loss, last.tokens_per_second, result.world_size,
+                 result.world_size == 1 ? "" : "s", to_text(result.peak_memory.front()).c_str(),
+                 result.stopped ? "; stopped when asked to" : "");
+    if (result.held_out_loss) std::fprintf(stderr, "held-out loss %.4f\n", *result.held_out_loss);
+    if (!last.gate_sum.empty()) {
+        std::fprintf(stderr, "sum of chosen gates by layer:");
+        for (const double sum : last.gate_sum) std::fprintf(stderr, " %.3f", sum);
+        std::fprintf(stderr, "; busiest expert over the mean:");
+        for (const double imbalance : last.expert_imbalance)
+            std::fprintf(stderr, " %.2f", imbalance);
+        std::fprintf(stderr, "\n");
+    }
+}
+
+Json answer_of(const TrainResult& result) {
+    Json answer = json_header("training");
+    answer["first_step"] = result.first_step;
+    answer["ranks"] = result.world_size;
+    answer["parameters"] = result.parameters;
+    answer["stopped"] = result.stopped;
+    answer["steps"] = Json::array();
+    for (const StepRecord& step : result.steps) answer["steps"].push_back(to_json(step));
+    for (const Bytes bytes : result.peak_memory) answer["peak_memory_bytes"].push_back(bytes.value);
+    for (const Seconds busy : result.busy_by_rank) answer["busy_by_rank_s"].push_back(busy.value);
+    if (result.held_out_loss) answer["held_out_loss"] = *result.held_out_loss;
+    return answer;
+}
+
+int run_training(Words& words, Communicator& world) {
+    TrainOptions& options = words.train;
+    options.model = load_model(words.model.model);
+    read_layout_of_run(words, options.model, world.size(), options);
+    const DeviceName device = device_from("--device", words.device);
+    options.device = device.device;
+    options.device_ordinal = device.ordinal;
+    if (!words.gates.empty()) options.renormalise_gates = words.gates == "renormalised";
+    options.optimizer.schedule = *from_name<LearningRate>(words.schedule);
+    options.seed = Seed{words.seed};
+    options.trace = words.trace;
+    options.checkpoint = words.checkpoint;
+    if (options.resume && words.checkpoint.empty())
+        throw InputError("--continue", "", "", "--checkpoint DIR, to go on from");
+    words.text.vocabulary_size = options.model.vocab_size;
+    const TokenData text = read_text(words, options.model.vocab_size);
+    if (text.vocab_size > options.model.vocab_size)
+        throw InputError(
+            "--data", "", "a vocabulary of " + std::to_string(text.vocab_size),
+            "at most the model's vocab_size (" + std::to_string(options.model.vocab_size) + ")");
+    Packing packing;
+    packing.sequence_length = options.schedule.sequence_length;
+    packing.order = *from_name<DocumentOrder>(words.order);
+    packing.held_out = words.held_out;
+    packing.seed = options.seed;
+    options.data = std::make_shared<PackedTokens>(pack(text, Part::train, packing));
+    if (words.held_out > 0)
+        options.held_out = std::make_shared<PackedTokens>(pack(text, Part::held_out, packing));
+    options.data_digest = text.digest;
+
+    if (!words.evaluate.empty()) {
+        const Evaluation evaluation = evaluate(options, words.evaluate, world);
+        if (world.rank() != 0) return kDone;
+        Json answer = json_header("evaluation");
+        answer["loss"] = evaluation.loss;
+        answer["tokens"] = evaluation.tokens;
+        for (std::size_t d = 0; d < evaluation.by_domain.size(); ++d)
+            answer["by_domain"][text.domains.at(d)] = evaluation.by_domain[d];
+        if (words.json != "-") {
+            std::printf("held-out loss %.4f nats a token over %lld tokens\n", evaluation.loss,
+                        static_cast<long long>(evaluation.tokens));
+            for (std::size_t d = 0; d < evaluation.by_domain.size(); ++d)
+                std::printf("  %-24s %.4f\n", text.domains.at(d).c_str(), evaluation.by_domain[d]);
+        }
+        if (!words.json.empty()) write_whole(words.json, to_file_text(answer));
+        return kDone;
+    }
+
+    // Only once nothing is wrong with the words does a file appear.
+    std::unique_ptr<Lines> lines;
+    TrainCallbacks callbacks;
+    std::signal(SIGTERM, stop_after_this_step);
+    std::signal(SIGINT, stop_after_this_step);
+    callbacks.stop = [] { return asked_to_stop.load(); };
+    callbacks.on_step = [&](const StepRecord& step) {
+        if (!lines) lines = std::make_unique<Lines>(words.out);
+        if (words.json != "-" || !lines->on_standard_output()) lines->write(to_json(step));
+    };
+    const TrainResult result = train(options, world, callbacks);
+    if (world.rank() != 0) return kDone;
+    if (!words.json.empty()) write_whole(words.json, to_file_text(answer_of(result)));
+    print_summary(words, result);
+    return kDone;
+}
+
+}  // namespace
+
+void add_train(CLI::App& app, Run& run) {
+    static Words words;
+    CLI::App* sub = app.add_subcommand(
+        "train", "Train a model for real: alone, or as one rank under mpirun or srun");
+    add_model_flag(*sub, words.model);
+    add_layout_flags(*sub, words.layout);
+    sub->add_option(
+           "--data", words.text.data,
+           "debian (the default corpus), a folder, a JSONL file, a tokens file, or synthetic")
+        ->capture_default_str();
+    sub->add_option("--cache", words.text.cache, "folder of fetched text and encoded tokens");
+    sub->add_option("--vocabulary", words.text.vocabulary,
+                    "a SentencePiece model; without it one is trained on the text");
+    sub->add_option("--steps", words.train.steps, "optimizer steps in all")->capture_default_str();
+    sub->add_option("--lr", words.train.optimizer.learning_rate, "learning rate at its height")
+        ->capture_default_str();
+    sub->add_option("--lr-schedule", words.schedule, "constant, cosine or wsd")
+        ->check(CLI::IsMember({"constant", "cosine", "wsd"}))
+        ->capture_default_str();
+    sub->add_option("--warmup", words.train.optimizer.warmup_steps, "steps of linear rise")
+        ->capture_default_str();
+    sub->add_option("--clip", words.train.optimizer.clip, "largest norm of the gradient; 0: none")
+        ->capture_default_str();
+    sub->add_option("--weight-decay", words.train.optimizer.weight_decay, "of matrices")
+        ->capture_default_str();
+    sub->add_option("--gates", words.gates,
+                    "chosen gates raw, or renormalised to sum 1 (default: as the model says)")
+        ->check(CLI::IsMember({"raw", "renormalised"}));
+    sub->add_option("--held-out", words.held_out, "share of documents that are never trained on")
+        ->check(CLI::Range(0.0, 0.9))
+        ->capture_default_str();
+    sub->add_option("--evaluate-every", words.train.evaluate_every,
+                    "steps between held-out losses; 0: at the end alone")
+        ->capture_default_str();
+    sub->add_option("--evaluate-sequences", words.train.evaluate_sequences,
+                    "held-out sequences a loss is taken over")
+        ->capture_default_str();
+    sub->add_option("--document-order", words.order, "shuffled or consecutive pieces of documents")
+        ->check(CLI::IsMember({"shuffled", "consecutive"}))
+        ->capture_default_str();
+    sub->add_option("--device", words.device, "cpu, cuda or cuda:N")->capture_default_str();
+    sub->add_option("--trace", words.trace, "record the routing of every MoE layer there (HDF5)");
+    sub->add_option("--trace-from", words.train.trace_first, "first step that is recorded")
+        ->capture_default_str();
+    sub->add_option("--trace-every", words.train.trace_every,
+                    "steps from one recorded step to the next")
+        ->check(CLI::PositiveNumber)
+        ->capture_default_str();
+    sub->add_option("--out,--log", words.out,
+                    "one JSON line a step there instead of on standard output");
+    sub->add_option("--checkpoint", words.checkpoint, "folder of checkpoints");
+    sub->add_option("--checkpoint-every", words.train.checkpoint_every,
+                    "steps between checkpoints; 0: at the end alone")
+        ->capture_default_str();
+    sub->add_flag("--continue", words.train.resume, "go on from the newest checkpoint");
+    sub->add_option("--evaluate", words.evaluate,
+                    "held-out loss of this checkpoint instead of training");
+    sub->add_option("--json", words.json, "the whole answer as JSON there; -: standard output");
+    add_seed_flag(*sub, words.seed);
+    sub->footer("Example: moeplan train --model tiny-top-k --data synthetic --steps 5");
+    sub->callback([&run] {
+        run = [] {
+            Communicator world = world_communicator();
+            if (world.size() == 1) return run_training(words, world);
+            // What goes wrong on one rank ends all of them: the others would wait for it for ever.
+            try {
+                return run_training(words, world);
+            } catch (const InputError& error) {
+                if (world.rank() == 0) std::fprintf(stderr, "moeplan: %s\n", error.what());
+                world.abort(kWrongInput);
+            } catch (const EnvironmentError& error) {
+                std::fprintf(stderr, "moeplan: rank %d: %s\n", world.rank(), error.what());
+                world.abort(kMachineLacks);
+            } catch (const Diverged& error) {
+                if (world.rank() == 0) std::fprintf(stderr, "moeplan: %s\n", error.what());
+                world.abort(kNo);
+            }
+        };
+    });
+}
+
+}  // namespace moeplan::cli
