@@ -94,12 +94,18 @@ std::string page(Verdict verdict, const std::vector<Finding>& findings,
     list(Severity::assumption, "Assumed");
     Table table({"stage", "weights", "gradients", "optimizer", "activations", "dispatch", "other",
                  "total", limit ? "of " + to_text(*limit) : ""});
-    for (const StageMemory& stage : memory)
+    constexpr std::size_t kMostRows = 64;  // the whole of a longer pipeline is in --json
+    for (const StageMemory& stage : memory) {
+        if (static_cast<std::size_t>(stage.stage) >= kMostRows) break;
         table.row({std::to_string(stage.stage), to_text(stage.weights), to_text(stage.gradients),
                    to_text(stage.optimizer), to_text(stage.activations), to_text(stage.dispatch),
                    to_text(stage.other), to_text(stage.total()),
                    limit ? (stage.total() > *limit ? "does not fit" : "fits") : ""});
-    return out + "\nMemory of the fullest rank of each stage\n" + table.text();
+    }
+    out += "\nMemory of the fullest rank of each stage\n" + table.text();
+    if (memory.size() > kMostRows)
+        out += "… and " + std::to_string(memory.size() - kMostRows) + " more stages (--json)\n";
+    return out;
 }
 
 }  // namespace

@@ -389,6 +389,7 @@ ResolvedLayout resolve_layout(const LayoutWords& given, const ModelSpec& model,
         words.choice("schedule", schedule.virtual_pipeline_size > 1 ? Pipeline::interleaved
                                                                     : Pipeline::one_f_one_b);
     schedule.precision = words.choice("precision", Precision::bf16);
+    if (!words.find("precision")) assume(out, "precision", "bf16", "the usual recipe");
     if (const std::string* text = words.find("main_grads")) {
         if (*text == "fp32" || *text == "f32")
             schedule.main_gradients = NumberFormat::f32;
@@ -413,6 +414,8 @@ ResolvedLayout resolve_layout(const LayoutWords& given, const ModelSpec& model,
         else if (*text != "none")
             words.fail("recompute", "none, selective or full");
     }
+    if (!words.find("recompute") && !words.find("recompute_modules"))
+        assume(out, "recompute", "none", "nothing is rebuilt unless asked");
     if (const std::string* text = words.find("recompute_modules")) {
         static const std::vector<std::string> kModules = {
             "core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"};

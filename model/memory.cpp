@@ -249,7 +249,9 @@ std::vector<StageMemory> memory_by_stage(const ModelSpec& model, const ParallelL
                         working = std::max(working, activations.inside);
                     dispatch = std::max(dispatch, activations.dispatch);
                 }
-            if (part == 0) held.dense += vocabulary * d;
+            if (part == 0)
+                held.dense +=
+                    (vocabulary + (model.learned_positions ? model.max_sequence_length : 0)) * d;
             if (part == pp - 1) {
                 held.dense += norm;
                 if (!model.tied_embeddings || pp > 1)

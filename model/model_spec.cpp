@@ -42,6 +42,8 @@ void require_sound(const ModelSpec& model, const std::string& file) {
     };
     within("hidden_size", model.hidden_size, 1, kMostWidth);
     within("vocab_size", model.vocab_size, 1, kMostVocabulary);
+    if (model.learned_positions)
+        within("max_sequence_length", model.max_sequence_length, 1, 1 << 28);
     within("num_mtp_layers", model.num_mtp_layers, 0, 100);
     if (model.layers.empty()) refuse("layers", "empty", "at least one layer");
     within("layers", static_cast<long long>(model.layers.size()), 1, kMostLayers);

@@ -90,6 +90,8 @@ struct ModelSpec {
     int hidden_size = 0, vocab_size = 0, num_mtp_layers = 0;
     int max_sequence_length = 0;  ///< what the source states; 0: unstated
     bool tied_embeddings = false;
+    bool learned_positions =
+        false;  ///< a table of max_sequence_length rows beside the embedding (GPT-2)
     Norm norm = Norm::rms;
     double rope_theta = 10000;
     std::vector<LayerSpec> layers;

@@ -236,7 +236,8 @@ Json layers_json(const std::vector<LayerSpec>& layers) {
 
 ModelSpec model_from_json(const JsonReader& json) {
     json.refuse_unknown({"name", "source", "hidden_size", "vocab_size", "num_mtp_layers",
-                         "max_sequence_length", "tied_embeddings", "norm", "rope_theta", "layers"});
+                         "max_sequence_length", "tied_embeddings", "learned_positions", "norm",
+                         "rope_theta", "layers"});
     ModelSpec out;
     out.name = json.text_or("name", "model");
     out.hidden_size = json.at("hidden_size").count(1, kMost);
@@ -244,6 +245,7 @@ ModelSpec model_from_json(const JsonReader& json) {
     out.num_mtp_layers = json.count_or("num_mtp_layers", 0, 0, kMost);
     out.max_sequence_length = json.count_or("max_sequence_length", 0, 0, kMost);
     out.tied_embeddings = json.boolean_or("tied_embeddings", false);
+    out.learned_positions = json.boolean_or("learned_positions", false);
     out.norm = json.choice_or("norm", Norm::rms);
     out.rope_theta = json.number_or("rope_theta", 10000);
     for (const JsonReader& entry : json.at("layers").items()) {
@@ -273,6 +275,7 @@ Json to_json(const ModelSpec& model) {
     if (model.num_mtp_layers > 0) out["num_mtp_layers"] = model.num_mtp_layers;
     if (model.max_sequence_length > 0) out["max_sequence_length"] = model.max_sequence_length;
     out["tied_embeddings"] = model.tied_embeddings;
+    if (model.learned_positions) out["learned_positions"] = true;
     out["norm"] = std::string(name_of(model.norm));
     out["rope_theta"] = model.rope_theta;
     out["layers"] = layers_json(model.layers);

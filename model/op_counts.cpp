@@ -108,7 +108,10 @@ ParameterCounts count_parameters(const ModelSpec& model) {
     for (const char* part : {"embedding", "lm_head", "attention", "router", "experts",
                              "shared_experts", "dense", "norms", "mh_projections"})
         parts[part] = 0;
-    parts["embedding"] = embedding;
+    const Count positions = model.learned_positions
+                                ? static_cast<Count>(model.max_sequence_length) * model.hidden_size
+                                : 0;
+    parts["embedding"] = embedding + positions;
     parts["lm_head"] = model.tied_embeddings ? 0 : embedding;
     parts["norms"] = norm_parameters(model, model.hidden_size);  // before the head
     Count idle = 0;  // of experts that a token does not visit
@@ -135,12 +138,12 @@ ParameterCounts count_parameters(const ModelSpec& model) {
     }
     for (const auto& [part, count] : parts) out.total += count;
     out.active_with_embeddings = out.total - idle;
-    out.active_without_input_embedding = out.active_with_embeddings - embedding;
+    out.active_without_input_embedding = out.active_with_embeddings - embedding - positions;
     out.active_without_embeddings = out.active_without_input_embedding - parts["lm_head"];
     if (model.tied_embeddings) {
         // The one table is the head too: leaving out "the input embedding" leaves nothing out.
-        out.active_without_input_embedding = out.active_with_embeddings;
-        out.active_without_embeddings = out.active_with_embeddings - embedding;
+        out.active_without_input_embedding = out.active_with_embeddings - positions;
+        out.active_without_embeddings = out.active_with_embeddings - embedding - positions;
     }
     if (model.num_mtp_layers > 0 && !model.layers.empty()) {
         const LayerParameters one = mtp_layer_parameters(model);

@@ -61,12 +61,26 @@ void refuse_foreign_layers(const JsonReader& json, const std::string& type) {
             what + " is not modelled)");
     };
     for (const char* key : {"linear_num_value_heads", "linear_key_head_dim", "mamba_d_state",
-                            "mamba_d_conv", "ssm_state_size", "attn_type_list", "attn_layer_period",
+                            "mamba_d_conv", "ssm_state_size", "attn_layer_period",
                             "lightning_attention", "hybrid_override_pattern", "linear_attn_config"})
         if (const auto found = json.find(key))
             refuse(*found, "linear attention or a state-space layer");
     for (const char* key : {"index_n_heads", "index_topk", "sparse_attention_config"})
         if (const auto found = json.find(key)) refuse(*found, "sparse attention with an indexer");
+    if (const auto kinds = json.find("attn_type_list"); kinds && kinds->is_array())
+        for (const JsonReader& one : kinds->items())
+            if (one.is_number() && one.number() == 0) refuse(one, "lightning attention");
+    if (const auto bias = json.find("lm_head_bias"); bias && bias->boolean())
+        refuse(*bias, "a bias of the head");
+    if (const auto residual = json.find("parallel_attn_mlp_res"); residual && residual->boolean())
+        refuse(*residual, "a dense network beside the experts");
+    // Other norms or blocks than two norms around attention and feed-forward network: the counts
+    // would be wrong.
+    if (const auto family = json.find("model_type");
+        family && (starts_with_any(type, {"gemma2", "gemma3", "gemma4", "cohere", "command",
+                                          "falcon", "bloom", "mpt", "gptj", "codegen"}) ||
+                   is_any(type, {"phi", "opt", "gpt_neo"})))
+        refuse(*family, "this family's block");
     if (const auto types = json.find("layer_types"))
         for (const JsonReader& one : types->items())
             if (!is_any(one.text(), {"full_attention", "sliding_attention", "chunked_attention"}))
@@ -140,6 +154,8 @@ Attention attention_of(const JsonReader& json, const std::string& type, int hidd
              !starts_with_any(type, {"llama4"}))  // Llama 4's has no weights
         out.qk_norm = true, out.qk_norm_full = json.text_or("qk_norm_type", "") == "per_layer";
     out.sinks = type == "gpt_oss";
+    if (is_any(type, {"gpt2", "opt", "gpt_neox", "starcoder2", "gpt_bigcode"}))
+        out.bias = out.output_bias = true;
     return out;
 }
 
@@ -253,7 +269,8 @@ MoeFeedForward moe_of(const JsonReader& json, const std::string& type, int num_e
 std::optional<int> window_of(const JsonReader& json, const std::string& type, int layer) {
     const auto size = any_of(json, {"sliding_window", "attention_chunk_size"});
     if (!size) return std::nullopt;
-    const int window = size->count(1, kMost);
+    const int window = size->count(0, kMost);
+    if (window == 0) return std::nullopt;
     if (const auto types = json.find("layer_types")) {
         const std::string word = types->at(static_cast<std::size_t>(layer)).text();
         if (word == "full_attention") return std::nullopt;
@@ -302,14 +319,13 @@ ModelSpec model_from_hugging_face(const JsonReader& root, const std::string& nam
         count_or(json, {"num_nextn_predict_layers", "mtp_num_hidden_layers", "mtp_num_layers"}, 0);
     out.max_sequence_length =
         count_or(json, {"max_position_embeddings", "n_positions", "max_sequence_length"}, 0);
+    out.learned_positions = is_any(type, {"gpt2", "gpt_bigcode"});
     // Families that tie by default; the others' classes say false.
     out.tied_embeddings = json.boolean_or(
         "tie_word_embeddings",
         root.boolean_or("tie_word_embeddings",
                         starts_with_any(type, {"gemma", "gpt2", "bloom", "opt", "cohere"})));
-    out.norm = starts_with_any(type, {"gpt2", "gptj", "gpt_neo", "opt", "bloom", "falcon", "phi",
-                                      "starcoder2", "mpt"}) &&
-                       !type.starts_with("phi3") && !type.starts_with("phimoe")
+    out.norm = is_any(type, {"gpt2", "gpt_bigcode", "gpt_neox", "starcoder2", "phimoe"})
                    ? Norm::layer
                    : Norm::rms;
     if (const auto theta = json.find("rope_theta"))
@@ -339,7 +355,7 @@ ModelSpec model_from_hugging_face(const JsonReader& root, const std::string& nam
         dense = DenseFeedForward{
             .dense_hidden_size = width ? width->count(1, kMost) : 4 * out.hidden_size,
             .activation = activation,
-            .bias = json.boolean_or("mlp_bias", out.norm == Norm::layer)};
+            .bias = json.boolean_or("mlp_bias", out.norm == Norm::layer && type != "phimoe")};
     }
     if (const auto types = json.find("layer_types");
         types && static_cast<int>(types->size()) < num_layers)

@@ -670,6 +670,13 @@ ModelSpec model_from_megatron(const MegatronArguments& arguments, const std::str
                        read.find("seq-length") && whole_number(read.find("seq-length")->value)
                            ? read.number("seq-length")
                            : 0);
+    // Megatron's own default is a table of positions.
+    out.learned_positions =
+        read.text_or("position-embedding-type", "learned_absolute") == "learned_absolute" &&
+        !read.on("multi-latent-attention") && !read.on("use-rotary-position-embeddings");
+    if (out.learned_positions && out.max_sequence_length == 0)
+        throw InputError(file, "", "",
+                         "--max-position-embeddings (or --position-embedding-type rope)");
     out.tied_embeddings = !read.on("untie-embeddings-and-output-weights");
     out.norm =
         read.text_or("normalization", "LayerNorm") == "RMSNorm" || read.on("multi-latent-attention")

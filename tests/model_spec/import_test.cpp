@@ -95,6 +95,38 @@ TEST(HuggingFace, AnExplicitHeadSizeWins) {
     EXPECT_NE(message(json).find("head_dim is not given"), std::string::npos);
 }
 
+TEST(HuggingFace, FamiliesWithTheirOwnDefaults) {
+    // GPT-2 (124,439,808): learned positions, biases everywhere, layer norms with bias, tied.
+    EXPECT_EQ(
+        count_parameters(
+            hugging_face_text(
+                R"({"model_type":"gpt2","n_embd":768,"n_head":12,"n_layer":12,"n_positions":1024,"vocab_size":50257,
+        "n_inner":null,"activation_function":"gelu_new"})"))
+            .total,
+        124'439'808);
+    // Qwen3-VL's text model is Qwen3-235B-A22B.
+    EXPECT_EQ(
+        count_parameters(
+            hugging_face_text(
+                R"({"model_type":"qwen3_vl_moe","tie_word_embeddings":false,"vision_config":{"hidden_size":1152,"depth":27},"text_config":{
+        "model_type":"qwen3_vl_moe_text","hidden_size":4096,"intermediate_size":12288,"moe_intermediate_size":1536,"num_hidden_layers":94,"num_attention_heads":64,
+        "num_key_value_heads":4,"head_dim":128,"num_experts":128,"num_experts_per_tok":8,"decoder_sparse_step":1,"mlp_only_layers":[],"vocab_size":151936}})"))
+            .total,
+        235'093'634'560);
+    // GLM-4.7-Flash: latent attention, one dense layer, a bias for selection that its class always
+    // has.
+    const ModelSpec flash = hugging_face_text(
+        R"({"model_type":"glm4_moe_lite","num_hidden_layers":47,"hidden_size":2048,"num_attention_heads":20,"num_key_value_heads":20,"head_dim":64,
+        "intermediate_size":10240,"vocab_size":154880,"n_routed_experts":64,"n_shared_experts":1,"num_experts_per_tok":4,"moe_intermediate_size":1536,"first_k_dense_replace":1,
+        "kv_lora_rank":512,"q_lora_rank":768,"qk_nope_head_dim":192,"qk_rope_head_dim":64,"v_head_dim":256,"tie_word_embeddings":false})");
+    EXPECT_TRUE(std::holds_alternative<LatentAttention>(flash.layers[0].attention));
+    EXPECT_EQ(num_moe_layers(flash), 46);
+    EXPECT_TRUE(first_moe(flash)->selection_bias);
+    Json gemma = small();
+    gemma["model_type"] = "gemma3_text";
+    EXPECT_NE(message(gemma).find("block"), std::string::npos);
+}
+
 TEST(HuggingFace, ExpertCountHasManyNames) {
     for (const char* key :
          {"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"}) {
