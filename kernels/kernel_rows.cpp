@@ -412,8 +412,9 @@ PreparedKernel::PreparedKernel(const Backend& backend, std::string_view name,
         if (name == "attention_forward") {
             launch_ = launch(set.attention_forward, call);
         } else {
-            if (set.attention_forward)
-                check(set.attention_forward(&call, nullptr), "attention_forward");
+            // A format that it lacks is said when the row is run.
+            if (set.attention_forward && set.attention_forward(&call, nullptr).code != kUnsupported)
+                check(backend.synchronise(nullptr), "attention_forward");
             auto* dqkv = static_cast<char*>(b.blank(tokens * all, f));
             launch_ = launch(
                 set.attention_backward,
