@@ -6,6 +6,7 @@ find_package(CLI11 REQUIRED)
 find_package(HDF5 REQUIRED COMPONENTS C)
 find_package(ZLIB REQUIRED)
 find_package(Boost 1.74 REQUIRED)
+find_package(EXPAT REQUIRED)
 # oneDNN's own CMake package asks for OpenCL, which its CPU engine does not need: find the library itself.
 find_path(DNNL_INCLUDE_DIR oneapi/dnnl/dnnl.hpp REQUIRED)
 find_library(DNNL_LIBRARY dnnl REQUIRED)

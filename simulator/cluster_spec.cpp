@@ -12,7 +12,7 @@
 #include "core/data_files.hpp"
 #include "core/errors.hpp"
 #include "core/text.hpp"
-#include "simulator/link_graph.hpp"
+#include "simulator/topology/import.hpp"
 
 namespace moeplan {
 namespace fs = std::filesystem;
@@ -94,8 +94,7 @@ ClusterSpec load_cluster(const std::string& name_or_file) {
                              "localhost: this machine is one node");
         return localhost_cluster();
     }
-    auto cluster = cluster_from_json(
-        JsonReader::from_file(shipped_or_file("--cluster", "specs/clusters", unaliased(name))));
+    auto cluster = import_cluster(shipped_or_file("--cluster", "specs/clusters", unaliased(name)));
     if (size) {
         if (*size > (1 << 20))
             throw InputError("--cluster", "", "\"" + name_or_file + "\"", "1048576 GPUs at most");

@@ -10,8 +10,8 @@
 namespace moeplan {
 
 std::uint32_t add_link(LinkGraph& graph, std::string name, BytesPerSecond bandwidth, Level level,
-                       std::string from, std::string to) {
-    graph.links.push_back({std::move(name), bandwidth, level, {}});
+                       Seconds latency, std::string from, std::string to) {
+    graph.links.push_back({std::move(name), bandwidth, level, latency});
     graph.ends.push_back({std::move(from), std::move(to)});
     return static_cast<std::uint32_t>(graph.links.size() - 1);
 }
@@ -63,20 +63,22 @@ LinkGraph fabric_graph(const ClusterSpec& cluster, const Fabric& fabric) {
     else
         graph.relay = [](int, int) { return -1; };
 
-    const Seconds near = cluster.scale_up.latency, far = cluster.scale_out.latency;
+    auto latencies = std::make_shared<std::vector<Seconds>>();
+    for (const Link& link : graph.links) latencies->push_back(link.latency);
     graph.append_route = [=, relay = graph.relay](int source, int destination,
                                                   std::vector<std::uint32_t>& links) {
+        const std::size_t first = links.size();
         if (source / domain == destination / domain) {
             inside(source, destination, links);
-            return near;
-        }
-        if (const int via = relay(source, destination); via >= 0) {
+        } else if (const int via = relay(source, destination); via >= 0) {
             inside(source, via, links);
             outside(via, destination, links);
-            return near + far;
+        } else {
+            outside(source, destination, links);
         }
-        outside(source, destination, links);
-        return far;
+        Seconds latency;
+        for (std::size_t i = first; i < links.size(); ++i) latency += (*latencies)[links[i]];
+        return latency;
     };
     return graph;
 }

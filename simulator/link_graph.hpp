@@ -66,6 +66,27 @@ struct LinkGraph {
 /// Bandwidths are the usable ones: datasheet × efficiency.
 LinkGraph build_link_graph(const ClusterSpec&);
 
+/// Rate at which the first half of the GPUs can send to the second, one way: a maximum flow over the drawn links, with every
+/// GPU joined to its NIC. Where routes are stated one by one: what they carry of an even exchange between the halves.
+BytesPerSecond bisection_bandwidth(const LinkGraph& graph);
+
+/// Links of one kind: the name without its numbers, how many, and their rate.
+struct LinkKind {
+    std::string name;
+    std::int64_t count = 0;
+    BytesPerSecond bandwidth;
+    Level level = Level::scale_up;
+};
+std::vector<LinkKind> link_kinds(const LinkGraph& graph);
+
+/// Links on the way between two GPUs, over all pairs (above 512 GPUs: from the first of each domain of the first two, to all).
+struct Hops {
+    int fewest = 0, most = 0;
+    double mean = 0;
+    Seconds longest_latency;
+};
+Hops hops(const LinkGraph& graph);
+
 /// Fills route functions of an imported graph: stated routes first, else the fewest hops, then the
 /// widest, then the lowest link.
 /// @param end_vertex  [links] from and to, as indices of `vertex`

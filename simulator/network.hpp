@@ -73,6 +73,9 @@ struct StageFlows {
 Exchange make_exchange(const LinkGraph& graph, std::string what, std::vector<StageFlows> stages,
                        double efficiency = 1, double weight = 1, Folding folding = Folding::rails);
 
+/// The same exchange, taking `measured` when alone: latency keeps its part, at most half; the rest is the efficiency.
+Exchange calibrated(Exchange exchange, Seconds measured);
+
 /// A clock, timers and shared links. Single-threaded; every callback runs inside run(), at its
 /// time, and may start more.
 class NetworkEngine {

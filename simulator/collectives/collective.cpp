@@ -116,33 +116,33 @@ std::vector<StageFlows> stages_of(const LinkGraph& graph, const CollectiveCall& 
     }
 }
 
-/// The measured curve of this collective where the profile has one; else what the cluster file
-/// states for it.
-double efficiency_of(const LinkGraph& graph, const CollectiveCall& call, Algorithm algorithm,
-                     const Profile* profile) {
-    const std::string collective(name_of(call.collective));
-    if (profile)
-        for (const auto& curve : profile->links)
-            if (curve.collective == collective)
-                return link_efficiency(*profile, collective, call.bytes,
-                                       static_cast<int>(call.group.size()));
+/// What the cluster file states for this collective and this algorithm.
+double stated_efficiency(const LinkGraph& graph, Collective collective, Algorithm algorithm) {
     double efficiency = 1;
-    for (const auto& name : {collective, std::string(name_of(algorithm))})
-        if (const auto stated = graph.collective_efficiency.find(name);
+    for (const auto name : {name_of(collective), name_of(algorithm)})
+        if (const auto stated = graph.collective_efficiency.find(std::string(name));
             stated != graph.collective_efficiency.end())
             efficiency *= stated->second;
     return efficiency;
 }
 
+/// The measured time of this very collective on as many GPUs of one domain, where the profile has it.
+std::optional<Seconds> measured(const CollectiveCall& call, const GroupShape& group,
+                                const Profile* profile) {
+    if (!profile || group.num_domains() > 1 || call.traffic) return std::nullopt;
+    const auto priced = link_time(*profile, name_of(call.collective), call.bytes, group.num_ranks());
+    return priced ? std::optional(priced->time) : std::nullopt;
+}
+
 Exchange with(const LinkGraph& graph, const CollectiveCall& call, const GroupShape& group,
-              Algorithm algorithm, const Profile* profile, Folding folding) {
+              Algorithm algorithm, std::optional<Seconds> measured, Folding folding) {
     auto stages = stages_of(graph, call, group, algorithm);
     if (!stages.empty()) stages.front().latency += graph.collective_launch;
-    return make_exchange(graph,
-                         fmt::format("{} ({}) over {} ranks", name_of(call.collective),
-                                     name_of(algorithm), group.num_ranks()),
-                         std::move(stages), efficiency_of(graph, call, algorithm, profile), 1,
-                         folding);
+    auto what = fmt::format("{} ({}) over {} ranks", name_of(call.collective), name_of(algorithm),
+                            group.num_ranks());
+    const double efficiency = stated_efficiency(graph, call.collective, algorithm);
+    auto exchange = make_exchange(graph, std::move(what), std::move(stages), efficiency, 1, folding);
+    return measured ? calibrated(std::move(exchange), *measured) : exchange;
 }
 
 void check(const LinkGraph& graph, const CollectiveCall& call) {
@@ -173,6 +173,7 @@ Exchange make_exchange(const LinkGraph& graph, const CollectiveCall& call, const
     if (group.num_ranks() < 2)
         return make_exchange(graph, fmt::format("{} on one rank", name_of(call.collective)), {});
     const auto choices = applicable(graph, call.collective, group);
+    const auto known = measured(call, group, profile);
     if (call.algorithm != Algorithm::automatic) {
         if (std::find(choices.begin(), choices.end(), call.algorithm) == choices.end()) {
             std::string names;
@@ -182,15 +183,15 @@ Exchange make_exchange(const LinkGraph& graph, const CollectiveCall& call, const
                              fmt::format("one that carries out {} on this group: automatic, {}",
                                          name_of(call.collective), names));
         }
-        return with(graph, call, group, call.algorithm, profile, folding);
+        return with(graph, call, group, call.algorithm, known, folding);
     }
     // All-to-all: what libraries do by default is all parts at once. Else the fastest of those that
     // apply.
     if (call.collective == Collective::all_to_all)
-        return with(graph, call, group, Algorithm::direct, profile, folding);
+        return with(graph, call, group, Algorithm::direct, known, folding);
     std::optional<Exchange> best;
     for (const auto choice : choices) {
-        auto exchange = with(graph, call, group, choice, profile, folding);
+        auto exchange = with(graph, call, group, choice, known, folding);
         if (!best || time_alone(exchange) < time_alone(*best)) best = std::move(exchange);
     }
     return *best;

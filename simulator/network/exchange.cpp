@@ -86,6 +86,23 @@ Exchange make_exchange(const LinkGraph& graph, std::string what, std::vector<Sta
     return exchange;
 }
 
+Exchange calibrated(Exchange exchange, Seconds measured) {
+    Seconds latency, transfer;
+    for (const auto& stage : exchange.stages) {
+        latency += stage.latency;
+        transfer += stage.transfer;
+    }
+    if (!(measured.value > 0) || !(transfer.value > 0)) return exchange;
+    const double keep = latency > measured / 2 ? measured / 2 / latency : 1;
+    const double slower = (measured - latency * keep) / transfer;
+    exchange.efficiency /= slower;
+    for (auto& stage : exchange.stages) {
+        stage.latency *= keep;
+        stage.transfer *= slower;
+    }
+    return exchange;
+}
+
 Seconds play_alone(NetworkModel model, const LinkGraph& graph, const Exchange& exchange) {
     const auto engine = make_engine(model, graph);
     Seconds end;

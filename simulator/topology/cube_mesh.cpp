@@ -37,6 +37,8 @@ constexpr std::array<int, 8> kDoubleRing = {0, 3, 2, 1, 5, 6, 7, 4},
 
 }  // namespace
 
+int cube_mesh_links(int a, int b) { return kLinks[a][b]; }
+
 Way add_cube_mesh(LinkGraph& graph, const ClusterSpec& cluster) {
     const auto base = static_cast<std::uint32_t>(graph.links.size());
     std::array<std::array<std::uint32_t, 8>, 8> index{};
@@ -50,7 +52,8 @@ Way add_cube_mesh(LinkGraph& graph, const ClusterSpec& cluster) {
                 if (kLinks[a][b] > 0)
                     add_link(graph, fmt::format("node{}/gpu{}-gpu{}", node, a, b),
                              cluster.scale_up.usable() / kLinksPerGpu * kLinks[a][b],
-                             Level::scale_up, fmt::format("gpu{}", node * 8 + a),
+                             Level::scale_up, cluster.scale_up.latency,
+                             fmt::format("gpu{}", node * 8 + a),
                              fmt::format("gpu{}", node * 8 + b));
     graph.rings = [](const std::vector<int>& group) -> std::vector<LinkGraph::Ring> {
         if (group.size() < 2 || group.front() / 8 != group.back() / 8) return {};

@@ -27,6 +27,8 @@ Way add_fat_tree(LinkGraph& graph, const ClusterSpec& cluster, const FatTree& pa
         levels.push_back({hosts, static_cast<std::uint32_t>(graph.links.size())});
         const int subtrees = (graph.num_gpus + hosts - 1) / hosts;
         const double above = static_cast<double>(hosts) * part.down[level];
+        // The whole way's latency stands at its two ends, so that it does not depend on the level.
+        const Seconds latency = level == 0 ? cluster.scale_out.latency / 2 : Seconds{};
         for (int tree = 0; tree < subtrees; ++tree) {
             const auto self =
                 level == 0 ? fmt::format("gpu{}", tree) : fmt::format("tree{}/{}", level, tree);
@@ -34,8 +36,8 @@ Way add_fat_tree(LinkGraph& graph, const ClusterSpec& cluster, const FatTree& pa
                 fmt::format("tree{}/{}", level + 1,
                             static_cast<int>(static_cast<double>(tree) * hosts / above));
             const auto name = level == 0 ? fmt::format("gpu{}/port", tree) : self;
-            add_link(graph, name + "-up", rate, Level::scale_out, self, over);
-            add_link(graph, name + "-down", rate, Level::scale_out, over, self);
+            add_link(graph, name + "-up", rate, Level::scale_out, latency, self, over);
+            add_link(graph, name + "-down", rate, Level::scale_out, latency, over, self);
         }
         if (above >= graph.num_gpus) break;  // nothing beyond is ever crossed
         hosts = static_cast<int>(above);

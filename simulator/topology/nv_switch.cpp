@@ -15,8 +15,10 @@ Way add_nv_switch(LinkGraph& graph, const ClusterSpec& cluster, const NvSwitch& 
             fmt::format("node{}/gpu{}", gpu / graph.gpus_per_node, gpu % graph.gpus_per_node);
         const auto self = fmt::format("gpu{}", gpu),
                    hub = fmt::format("nvswitch{}", gpu / part.gpus_per_domain);
-        add_link(graph, at + "/nvlink-up", cluster.scale_up.usable(), Level::scale_up, self, hub);
-        add_link(graph, at + "/nvlink-down", cluster.scale_up.usable(), Level::scale_up, hub, self);
+        add_link(graph, at + "/nvlink-up", cluster.scale_up.usable(), Level::scale_up,
+                 cluster.scale_up.latency / 2, self, hub);
+        add_link(graph, at + "/nvlink-down", cluster.scale_up.usable(), Level::scale_up,
+                 cluster.scale_up.latency / 2, hub, self);
     }
     return [base](int source, int destination, std::vector<std::uint32_t>& links) {
         links.push_back(base + 2 * static_cast<std::uint32_t>(source));

@@ -17,8 +17,11 @@ Way add_cube_mesh(LinkGraph& graph, const ClusterSpec& cluster);
 Way add_rail_fat_tree(LinkGraph& graph, const ClusterSpec& cluster, const RailFatTree& part);
 Way add_fat_tree(LinkGraph& graph, const ClusterSpec& cluster, const FatTree& part);
 
+/// NVLinks between two GPUs of a DGX-1.
+int cube_mesh_links(int a, int b);
+
 /// Adds one one-way link and returns its index.
 std::uint32_t add_link(LinkGraph& graph, std::string name, BytesPerSecond bandwidth, Level level,
-                       std::string from, std::string to);
+                       Seconds latency, std::string from, std::string to);
 
 }  // namespace moeplan

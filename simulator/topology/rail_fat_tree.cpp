@@ -17,13 +17,14 @@ Way add_rail_fat_tree(LinkGraph& graph, const ClusterSpec& cluster, const RailFa
     const BytesPerSecond port_rate = cluster.scale_out.usable() * bundle;
     const int per_leaf = part.nodes_per_leaf > 0 ? std::min(part.nodes_per_leaf, nodes) : nodes;
     const int leaves = (nodes + per_leaf - 1) / per_leaf;
+    const Seconds half = cluster.scale_out.latency / 2;  // of a way, at each of its ends
     const auto nic_base = static_cast<std::uint32_t>(graph.links.size());
     for (int node = 0; node < nodes; ++node)
         for (int rail = 0; rail < ports; ++rail) {
             const auto name = fmt::format("node{}/nic{}", node, rail);
             const auto leaf = fmt::format("rail{}/leaf{}", rail, node / per_leaf);
-            add_link(graph, name + "/up", port_rate, Level::scale_out, name, leaf);
-            add_link(graph, name + "/down", port_rate, Level::scale_out, leaf, name);
+            add_link(graph, name + "/up", port_rate, Level::scale_out, half, name, leaf);
+            add_link(graph, name + "/down", port_rate, Level::scale_out, half, leaf, name);
         }
     // Under one leaf a rail the spine is crossed only by packets that change rails (no PXN, or no
     // GPU to relay).
@@ -35,8 +36,8 @@ Way add_rail_fat_tree(LinkGraph& graph, const ClusterSpec& cluster, const RailFa
                 const int members = std::min(per_leaf, nodes - leaf * per_leaf);
                 const auto name = fmt::format("rail{}/leaf{}", rail, leaf);
                 const auto rate = port_rate * members / part.oversubscription;
-                add_link(graph, name + "/spine-up", rate, Level::scale_out, name, "spine");
-                add_link(graph, name + "/spine-down", rate, Level::scale_out, "spine", name);
+                add_link(graph, name + "/spine-up", rate, Level::scale_out, {}, name, "spine");
+                add_link(graph, name + "/spine-down", rate, Level::scale_out, {}, "spine", name);
             }
     for (int gpu = 0; gpu < graph.num_gpus; ++gpu) graph.rail[gpu] = gpu % gpus / sharing;
     return [=](int source, int destination, std::vector<std::uint32_t>& links) {
