@@ -1,9 +1,11 @@
-/// `moeplan collective`: time and bandwidths of one collective over sizes, as nccl-tests prints them.
+/// `moeplan collective`: time and bandwidths of one collective over sizes, as nccl-tests prints
+/// them.
 
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "cli/command.hpp"
@@ -18,7 +20,8 @@ namespace moeplan::cli {
 namespace {
 
 struct Words {
-    std::string collective, bytes, algorithm = "automatic", matrix = "uniform", fidelity = "closed-form", profile;
+    std::string collective, bytes, algorithm = "automatic", matrix = "uniform",
+                                   fidelity = "closed-form", profile;
     std::optional<int> ranks;
     ClusterWords cluster;
     OutputWords output;
@@ -51,14 +54,18 @@ int collective(const Words& words) {
     if (!words.profile.empty()) profile = read_profile(words.profile, cluster);
 
     const LinkGraph graph = build_link_graph(cluster);
-    const CollectiveTable answer = collective_table(graph, kind, algorithm, group, sizes, {words.matrix}, fidelity, profile.get());
+    const CollectiveTable answer = collective_table(graph, kind, algorithm, group, sizes,
+                                                    {words.matrix}, fidelity, profile.get());
     write_answer(words.output, to_json(answer));
     if (words.output.quiet()) return kDone;
-    fmt::print("# {} over {} ranks of {}, {} ({})\n", name_of(kind), ranks, cluster.name, words.fidelity, answer.engine);
+    fmt::print("# {} over {} ranks of {}, {} ({})\n", name_of(kind), ranks, cluster.name,
+               words.fidelity, answer.engine);
     Table table({"size (B)", "time (us)", "algbw (GB/s)", "busbw (GB/s)", "algorithm"});
     for (const auto& row : answer.rows)
-        table.row({fmt::format("{:.0f}", row.bytes.value), fmt::format("{:.2f}", row.time.value * 1e6),
-                   fmt::format("{:.2f}", row.algorithm_bandwidth.value / 1e9), fmt::format("{:.2f}", row.bus_bandwidth.value / 1e9), row.algorithm});
+        table.row({fmt::format("{:.0f}", row.bytes.value),
+                   fmt::format("{:.2f}", row.time.value * 1e6),
+                   fmt::format("{:.2f}", row.algorithm_bandwidth.value / 1e9),
+                   fmt::format("{:.2f}", row.bus_bandwidth.value / 1e9), row.algorithm});
     std::fputs(table.text().c_str(), stdout);
     return kDone;
 }
@@ -67,17 +74,33 @@ int collective(const Words& words) {
 
 void add_collective(CLI::App& app, Run& run) {
     auto words = std::make_shared<Words>();
-    CLI::App* sub = app.add_subcommand("collective", "Time and bandwidth of one collective, as nccl-tests prints them");
-    sub->add_option("name", words->collective, "all_reduce, all_gather, reduce_scatter, all_to_all, send_recv, broadcast")->required()->type_name("NAME");
-    sub->add_option("--bytes", words->bytes, "Sizes as nccl-tests counts them: 64M, 1K,1M, or a range 8..1G (doubling), 1K..1G*4")->type_name("SIZE[,…]");
-    sub->add_option("--ranks", words->ranks, "The first so many GPUs (default: all)")->check(CLI::PositiveNumber);
-    sub->add_option("--algorithm", words->algorithm, "automatic, ring, double_binary_tree, nvls, hierarchical; all_to_all: direct, pairwise, two_level")->type_name("NAME");
-    sub->add_option("--matrix", words->matrix, "What an all_to_all sends: uniform, zipf:S, or a file of n × n bytes")->type_name("FILE|zipf:S|uniform");
-    sub->add_option("--fidelity", words->fidelity, "closed-form or flow")->check(CLI::IsMember({"closed-form", "flow"}));
+    CLI::App* sub = app.add_subcommand(
+        "collective", "Time and bandwidth of one collective, as nccl-tests prints them");
+    sub->add_option("name", words->collective,
+                    "all_reduce, all_gather, reduce_scatter, all_to_all, send_recv, broadcast")
+        ->required()
+        ->type_name("NAME");
+    sub->add_option(
+           "--bytes", words->bytes,
+           "Sizes as nccl-tests counts them: 64M, 1K,1M, or a range 8..1G (doubling), 1K..1G*4")
+        ->type_name("SIZE[,…]");
+    sub->add_option("--ranks", words->ranks, "The first so many GPUs (default: all)")
+        ->check(CLI::PositiveNumber);
+    sub->add_option("--algorithm", words->algorithm,
+                    "automatic, ring, double_binary_tree, nvls, hierarchical; all_to_all: direct, "
+                    "pairwise, two_level")
+        ->type_name("NAME");
+    sub->add_option("--matrix", words->matrix,
+                    "What an all_to_all sends: uniform, zipf:S, or a file of n × n bytes")
+        ->type_name("FILE|zipf:S|uniform");
+    sub->add_option("--fidelity", words->fidelity, "closed-form or flow")
+        ->check(CLI::IsMember({"closed-form", "flow"}));
     add_cluster_flags(*sub, words->cluster);
     add_profile_flag(*sub, words->profile);
     add_output_flags(*sub, words->output, false);
-    sub->footer("Example: moeplan collective all_to_all --bytes 1M..1G --ranks 16 --cluster dgx-h100:2 --fidelity flow");
+    sub->footer(
+        "Example: moeplan collective all_to_all --bytes 1M..1G --ranks 16 --cluster dgx-h100:2 "
+        "--fidelity flow");
     sub->callback([=, &run] { run = [=] { return collective(*words); }; });
 }
 

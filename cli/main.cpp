@@ -18,10 +18,12 @@ namespace {
 constexpr AddCommand kCommands[] = {
     // clang-format off
     add_model,
+    add_cluster,
     add_check,
     add_profile,
     add_train,
     add_trace,
+    add_collective,
     add_simulate,
     add_plan,
     add_export,

@@ -41,19 +41,30 @@ std::vector<LinkGraph::Ring> rings_of(const LinkGraph& graph, const GroupShape& 
             order.insert(order.end(), members.begin(), members.end());
         return {{order, 1}};
     }
-    // Channel c enters the first domain at place c and walks all its places, so it leaves at c − 1,
-    // which is where the next domain is entered: hops between domains keep their rail, and every
-    // rail is used by one channel in each direction.
-    const int m = static_cast<int>(group.by_domain.front().size());
+    // Channel c enters domain d at place p(d) and leaves it at p(d + 1) ≠ p(d), which is where the
+    // next one is entered: no hop between domains changes its rail, and every rail carries one
+    // channel. The walk must close: p = c, c − 1, c, …, and for an odd number of domains once c, c
+    // − 1, c − 2, c (with two GPUs a domain that is impossible: the last hop changes rails).
+    const int m = static_cast<int>(group.by_domain.front().size()), domains = group.num_domains();
     std::vector<LinkGraph::Ring> rings;
     for (int channel = 0; channel < m; ++channel) {
         LinkGraph::Ring ring{{}, 1.0 / m};
-        int place = channel;
-        for (const auto& members : group.by_domain)
-            for (int i = 0; i < m; ++i) {
-                ring.order.push_back(members[static_cast<std::size_t>(place)]);
-                if (i + 1 < m) place = (place + 1) % m;
-            }
+        const auto entry = [&](int d) {
+            const bool odd = domains % 2 == 1 && m > 2;
+            const int back = odd ? (d < 3 ? d : (d - 3) % 2) : d % 2;
+            return ((channel - back) % m + m) % m;
+        };
+        for (int d = 0; d < domains; ++d) {
+            const auto& members = group.by_domain[static_cast<std::size_t>(d)];
+            const int in = entry(d);
+            int out = d + 1 < domains ? entry(d + 1) : channel;
+            if (out == in && m > 1) out = (in + m - 1) % m;
+            ring.order.push_back(members[static_cast<std::size_t>(in)]);
+            for (int i = 1; i < m; ++i)
+                if (const int place = (in + i) % m; place != out)
+                    ring.order.push_back(members[static_cast<std::size_t>(place)]);
+            if (m > 1) ring.order.push_back(members[static_cast<std::size_t>(out)]);
+        }
         rings.push_back(std::move(ring));
     }
     return rings;

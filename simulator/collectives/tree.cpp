@@ -1,40 +1,29 @@
 #include <algorithm>
-#include <bit>
 
 #include "simulator/collectives/collectives.hpp"
 
 namespace moeplan {
 namespace {
 
-/// Parent of each of n nodes in a binary tree whose in-order is 0 … n−1, −1 for the root; leaves
-/// are the even numbers. The lowest set bit of i + 1 says its height; parents beyond n fall to the
-/// next one below.
-std::vector<int> in_order_tree(int n) {
+/// Parent of each of n nodes, −1 for the root 0. A node whose lowest set bit is b hangs below the
+/// node that has b cleared and 2b set (or only b cleared, if that number is beyond n): odd nodes
+/// are leaves, the depth is ⌈log2 n⌉.
+std::vector<int> binary_tree(int n) {
     std::vector<int> parent(static_cast<std::size_t>(n), -1);
-    for (int i = 0; i < n; ++i) {
-        const int at = i + 1;
-        int bit = at & -at;
-        while (true) {
-            // The parent has the next higher bit set and this one clear; to the left if that number
-            // is beyond n.
-            const int up = (at ^ bit) | (bit << 1);
-            if ((bit << 1) > n) break;
-            if (up <= n && up != at) {
-                parent[i] = up - 1;
-                break;
-            }
-            bit <<= 1;
-        }
+    for (int node = 1; node < n; ++node) {
+        const int bit = node & -node, up = (node ^ bit) | (bit << 1);
+        parent[node] = up < n ? up : node ^ bit;
     }
     return parent;
 }
 
-/// Both trees of the pair: the second is the first with every node's number moved by one, so its
-/// leaves are the other's inner nodes.
+/// The pair: the second is the first mirrored (n even) or moved by one (n odd), so that its leaves
+/// are the other's inner nodes.
 std::vector<std::vector<int>> two_trees(int n) {
-    const auto first = in_order_tree(n);
+    const auto first = binary_tree(n);
+    const auto other = [&](int node) { return n % 2 == 0 ? n - 1 - node : (node + 1) % n; };
     std::vector<int> second(static_cast<std::size_t>(n), -1);
-    for (int i = 0; i < n; ++i) second[(i + 1) % n] = first[i] < 0 ? -1 : (first[i] + 1) % n;
+    for (int i = 0; i < n; ++i) second[other(i)] = first[i] < 0 ? -1 : other(first[i]);
     return {first, second};
 }
 

@@ -12,6 +12,7 @@ inline ClusterSpec plain_cluster(int nodes, int gpus_per_node = 8, Seconds laten
     using namespace literals;
     ClusterSpec cluster;
     cluster.name = "plain";
+    cluster.gpu = {"h100-sxm", {{Precision::bf16, 989_TFlops}}, 80_GB, 3350_GBps, 132, 50_MB};
     cluster.num_nodes = nodes;
     cluster.gpus_per_node = gpus_per_node;
     cluster.scale_up = {latency, 450_GBps};
