@@ -28,6 +28,7 @@ constexpr AddCommand kCommands[] = {
     add_plan,
     add_export,
     add_doctor,
+    add_report,
     // clang-format on
     nullptr,
 };

@@ -124,7 +124,8 @@ Page& Page::figures(const std::vector<std::pair<std::string, std::string>>& figu
 Page& Page::table(const std::vector<std::string>& head,
                   const std::vector<std::vector<std::string>>& rows) {
     const auto is_number = [](const std::string& cell) {
-        return !cell.empty() && (std::isdigit(static_cast<unsigned char>(cell[0])) ||
+        return !cell.empty() && cell.size() <= 32 &&
+               (std::isdigit(static_cast<unsigned char>(cell[0])) ||
                                  (cell.size() > 1 && (cell[0] == '-' || cell[0] == '+') &&
                                   std::isdigit(static_cast<unsigned char>(cell[1]))));
     };

@@ -14,9 +14,17 @@
     return String(+value.toPrecision(4));
   };
 
-  function axis(title, log, zero) {
+  // Powers of two are read best at powers of two (ranks, message sizes).
+  function powersOfTwo(series) {
+    const values = [...new Set(series.flatMap(one => one.points.map(p => p[0])))].sort((a, b) => a - b);
+    return values.length > 1 && values.every(v => v > 0 && Number.isInteger(Math.log2(v))) ? values : null;
+  }
+  function axis(title, log, zero, tight, marks) {
     return {
-      type: log ? "logarithmic" : "linear", beginAtZero: zero && !log, grace: zero ? 0 : "5%",
+      type: log ? "logarithmic" : "linear", beginAtZero: zero && !log, grace: zero || tight ? 0 : "5%",
+      ...(tight && !zero ? { bounds: "data" } : {}),
+      ...(marks ? { afterBuildTicks: scale => { const every = Math.ceil(marks.length / 10);
+        scale.ticks = marks.filter((_, i) => i % every === 0).map(value => ({ value })); } } : {}),
       title: { display: title !== "", text: title, color: style("--soft") },
       grid: { color: style("--rule"), borderColor: style("--rule") },
       ticks: { color: style("--soft"), callback: short, maxTicksLimit: 9 },
@@ -42,7 +50,7 @@
     const value = axis(data.horizontal ? data.x : data.y, data.horizontal ? data.log_x : data.log_y, true);
     const scales = bars
       ? (data.horizontal ? { x: value, y: categories(data.y) } : { y: value, x: categories(data.x) })
-      : { x: axis(data.x, data.log_x, data.x_from_zero), y: axis(data.y, data.log_y, data.y_from_zero) };
+      : { x: axis(data.x, data.log_x, data.x_from_zero, data.kind === "line", data.log_x ? powersOfTwo(data.series) : null), y: axis(data.y, data.log_y, data.y_from_zero) };
     if (data.kind === "stacked_bars") { scales.x.stacked = true; scales.y.stacked = true; }
     return {
       type: bars ? "bar" : "scatter",

@@ -163,7 +163,7 @@ void add_validation_sections(Page& page, const JsonReader& validation) {
         if (!a || !b) continue;
         const std::string name = field.at("field").text();
         const auto error = field.find("relative_error"), tolerance = field.find("tolerance");
-        rows.push_back({name, figure("%.4g", a->number()), figure("%.4g", b->number()),
+        rows.push_back({name, figure("%.6g", a->number()), figure("%.6g", b->number()),
                         error ? figure("%+.1f %%", 100 * error->number()) : "-",
                         tolerance ? figure("%.0f %%", 100 * tolerance->number()) : "",
                         tolerance ? (field.boolean_or("passed", false) ? "kept" : "missed") : ""});
