@@ -23,6 +23,7 @@ void add_model(CLI::App&, Run&);
 void add_cluster(CLI::App&, Run&);
 void add_check(CLI::App&, Run&);
 void add_profile(CLI::App&, Run&);
+void add_measure(CLI::App&, Run&);    ///< hidden: a rank of a real run
 void add_train(CLI::App&, Run&);
 void add_trace(CLI::App&, Run&);
 void add_collective(CLI::App&, Run&);

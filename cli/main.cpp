@@ -24,6 +24,7 @@ constexpr AddCommand kCommands[] = {
     add_train,
     add_trace,
     add_collective,
+    add_measure,
     add_simulate,
     add_plan,
     add_export,
