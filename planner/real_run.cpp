@@ -102,10 +102,9 @@ class ScratchFolder {
     fs::path path_;
 };
 
+/// Beside it stand model.json and layout.json.
 Json job_json(const StepCase& step, const RealRunOptions& options) {
     Json job;
-    job["model"] = to_json(step.model);
-    job["layout"] = layout_to_json(step.layout, step.schedule);
     job["seed"] = step.seed;
     job["tokens"] = options.tokens.string();
     job["trace"] = options.trace.string();
@@ -157,7 +156,7 @@ StepReport measure_on_ranks(const ModelSpec& model, const ParallelLayout& layout
 
 void measure_worker(const fs::path& job, const fs::path& report) {
     const JsonReader reader = JsonReader::from_file(job);
-    const ModelSpec model = model_from_json(reader.at("model"));
+    const ModelSpec model = load_model((job.parent_path() / "model.json").string());
     const fs::path layout_file = job.parent_path() / "layout.json";
     const ResolvedLayout layout = resolve_layout(read_layout_words(layout_file.string()), model, std::nullopt);
     RealRunOptions options;
@@ -182,6 +181,7 @@ StepReport measure_step(const StepCase& step, const RealRunOptions& options) {
         const ScratchFolder folder;
         const fs::path job = folder.path() / "job.json", answer = folder.path() / "report.json";
         write_whole(job, to_file_text(job_json(step, options)));
+        write_whole(folder.path() / "model.json", to_file_text(to_json(step.model)));
         write_whole(folder.path() / "layout.json", to_file_text(layout_to_json(step.layout, step.schedule)));
         ChildOptions child;
         child.environment = mpirun_environment();
