@@ -59,6 +59,18 @@ std::vector<KernelPoint> points_of(const Words& words) {
     return points;
 }
 
+/// Of the largest model asked for; 0 (nothing stays in a cache) for a grid.
+Bytes working_set_of(const Words& words) {
+    Bytes out;
+    if (words.grid) return out;
+    for (const std::string& name : words.models) {
+        const ModelSpec model = load_model(name);
+        const ResolvedLayout resolved = read_layout(words.layout, model, std::nullopt);
+        out = std::max(out, working_set_of(model, resolved.layout, resolved.schedule));
+    }
+    return out;
+}
+
 /// Measures in this process and, under mpirun, in all ranks at once. Rank 0 writes.
 void measure(const Words& words, const std::string& file) {
     std::signal(SIGINT, stop);
@@ -72,6 +84,7 @@ void measure(const Words& words, const std::string& file) {
     // Links take a sixth of the time where they are measured.
     const bool links = words.links && ranks.size() > 1;
     options.budget = {words.seconds * (links ? 5.0 / 6 : 1)};
+    options.working_set = working_set_of(words);
     options.stop = &told_to_stop;
     options.progress = [&](double done, std::string_view doing) {
         bar.show(links ? done * 5 / 6 : done, doing);

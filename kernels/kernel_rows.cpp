@@ -137,6 +137,7 @@ struct PreparedKernel::Buffers {
     Seed seed;
     std::uint64_t next = 0;
     std::vector<void*> owned;
+    std::vector<std::size_t> sizes;  // of owned
     double bytes = 0;
 
     Buffers(const Backend& b, Seed s) : backend(b), seed(s) {}
@@ -147,6 +148,7 @@ struct PreparedKernel::Buffers {
         void* out = nullptr;
         check(backend.allocate(std::max<std::size_t>(size, 1), &out), "allocate");
         owned.push_back(out);
+        sizes.push_back(size);
         bytes += double(size);
         return out;
     }
@@ -231,9 +233,26 @@ std::function<Status(Stream_*)> launch(Status (*kernel)(const Args*, Stream_*), 
 
 }  // namespace
 
+namespace {
+
+/// Which of its buffers, in the order of their making below, the kernel before has just written: a
+/// forward kernel's input, a backward kernel's dy. The optimizer's were all touched a step ago.
+int fresh_buffer(std::string_view name, const KernelProblem& p) {
+    if (name == "adamw" || name == "gradient_norm") return -1;
+    if (name == "rms_norm_backward") return 3;
+    if (name == "attention_backward") return 4;
+    if (name == "grouped_gemm") return p.product == GroupedProduct::forward ? 0 : 1;
+    if (name == "swiglu_backward" || name == "gelu_backward" || name == "relu_backward" ||
+        name == "unpermute_backward" || name == "embedding_backward" || name == "residual_add")
+        return 1;
+    return 0;
+}
+
+}  // namespace
+
 PreparedKernel::PreparedKernel(const Backend& backend, std::string_view name,
                                const KernelProblem& p, Seed seed)
-    : buffers_(new Buffers(backend, seed)) {
+    : buffers_(new Buffers(backend, seed)), fresh_(fresh_buffer(name, p)) {
     std::unique_ptr<Buffers> guard(
         buffers_);  // until the end: a failed allocation must not leak the others
     Buffers& b = *buffers_;
@@ -506,9 +525,17 @@ PreparedKernel::PreparedKernel(const Backend& backend, std::string_view name,
 }
 
 PreparedKernel::PreparedKernel(PreparedKernel&& other) noexcept
-    : buffers_(std::exchange(other.buffers_, nullptr)), launch_(std::move(other.launch_)) {}
+    : buffers_(std::exchange(other.buffers_, nullptr)),
+      fresh_(other.fresh_),
+      launch_(std::move(other.launch_)) {}
 PreparedKernel::~PreparedKernel() { delete buffers_; }
 Status PreparedKernel::run(Stream_* stream) const { return launch_(stream); }
+std::vector<PreparedKernel::Block> PreparedKernel::blocks() const {
+    std::vector<Block> out;
+    for (std::size_t i = 0; i < buffers_->owned.size(); ++i)
+        out.push_back({buffers_->owned[i], buffers_->sizes[i], static_cast<int>(i) == fresh_});
+    return out;
+}
 Bytes PreparedKernel::footprint() const { return {buffers_ ? buffers_->bytes : 0}; }
 
 }  // namespace moeplan

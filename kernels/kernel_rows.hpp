@@ -48,10 +48,19 @@ class PreparedKernel {
     ~PreparedKernel();
     Status run(Stream_* stream) const;  ///< kUnsupported where the device lacks it in this format
     Bytes footprint() const;            ///< of all buffers
+    /// A buffer, and whether the kernel before this one in a training step has just written it: the
+    /// others were touched long ago.
+    struct Block {
+        void* data = nullptr;
+        std::size_t bytes = 0;
+        bool fresh = false;
+    };
+    std::vector<Block> blocks() const;
 
   private:
     struct Buffers;
     Buffers* buffers_;
+    int fresh_ = -1;  ///< index of the buffer that was just written; -1: none
     std::function<Status(Stream_*)> launch_;
 };
 

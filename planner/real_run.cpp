@@ -27,7 +27,8 @@ double median_of(std::vector<double> values) {
     const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
     std::nth_element(values.begin(), middle, values.end());
     const double upper = *middle;
-    return values.size() % 2 == 1 ? upper : 0.5 * (upper + *std::max_element(values.begin(), middle));
+    return values.size() % 2 == 1 ? upper
+                                  : 0.5 * (upper + *std::max_element(values.begin(), middle));
 }
 /// Median absolute deviation over median.
 double spread_of(std::vector<double> values) {
@@ -36,17 +37,22 @@ double spread_of(std::vector<double> values) {
     return median > 0 ? median_of(std::move(values)) / median : 0;
 }
 
-/// Whether the median of the steps so far is known to 1 % (its standard error: 1.253 · 1.4826 MAD / √n).
+/// Whether the median of the steps so far is known to 1 % (its standard error: 1.253 · 1.4826 MAD /
+/// √n).
 bool is_settled(const std::vector<double>& times, int least) {
-    return static_cast<int>(times.size()) >= least && 1.253 * 1.4826 * spread_of(times) / std::sqrt(static_cast<double>(times.size())) < 0.01;
+    return static_cast<int>(times.size()) >= least &&
+           1.253 * 1.4826 * spread_of(times) / std::sqrt(static_cast<double>(times.size())) < 0.01;
 }
 
 std::vector<StepRecord> measured_steps(const TrainResult& result, int warm_up) {
-    const auto first = result.steps.begin() + std::min<std::ptrdiff_t>(warm_up, static_cast<std::ptrdiff_t>(result.steps.size()) - 1);
+    const auto first =
+        result.steps.begin() +
+        std::min<std::ptrdiff_t>(warm_up, static_cast<std::ptrdiff_t>(result.steps.size()) - 1);
     return {first, result.steps.end()};
 }
 
-StepReport report_of(const TrainResult& result, const std::vector<StepRecord>& steps, std::int64_t tokens) {
+StepReport report_of(const TrainResult& result, const std::vector<StepRecord>& steps,
+                     std::int64_t tokens) {
     StepReport report;
     report.fidelity = Fidelity::real_run;
     const auto part = [&](const auto& of) {
@@ -65,7 +71,8 @@ StepReport report_of(const TrainResult& result, const std::vector<StepRecord>& s
     parts.host = std::max(Seconds{}, report.step_time - parts.total());
     parts.compute += report.step_time - parts.total();
     report.busy = parts;
-    report.tokens_per_second = report.step_time.value > 0 ? static_cast<double>(tokens) / report.step_time.value : 0;
+    report.tokens_per_second =
+        report.step_time.value > 0 ? static_cast<double>(tokens) / report.step_time.value : 0;
     report.peak_memory = result.peak_memory;
     report.busy_by_rank = result.busy_by_rank;
     if (!steps.empty())
@@ -78,7 +85,9 @@ StepReport report_of(const TrainResult& result, const std::vector<StepRecord>& s
     for (const StepRecord& step : steps) totals.push_back(step.times.total.value);
     report.relative_spread = spread_of(std::move(totals));
     report.basis.measured = 1;
-    report.assumptions.push_back("median of " + std::to_string(steps.size()) + " measured steps on " + std::to_string(result.world_size) + " ranks of this machine");
+    report.assumptions.push_back("median of " + std::to_string(steps.size()) +
+                                 " measured steps on " + std::to_string(result.world_size) +
+                                 " ranks of this machine");
     return report;
 }
 
@@ -87,7 +96,10 @@ class ScratchFolder {
   public:
     ScratchFolder() {
         std::string name = (fs::temp_directory_path() / "moeplan-XXXXXX").string();
-        if (!mkdtemp(name.data())) throw EnvironmentError("no temporary folder under " + fs::temp_directory_path().string() + ": set TMPDIR to a writable one");
+        if (!mkdtemp(name.data()))
+            throw EnvironmentError("no temporary folder under " +
+                                   fs::temp_directory_path().string() +
+                                   ": set TMPDIR to a writable one");
         path_ = name;
     }
     ScratchFolder(const ScratchFolder&) = delete;
@@ -117,7 +129,8 @@ Json job_json(const StepCase& step, const RealRunOptions& options) {
 
 }  // namespace
 
-StepReport measure_on_ranks(const ModelSpec& model, const ParallelLayout& layout, const StepSchedule& schedule, std::uint64_t seed,
+StepReport measure_on_ranks(const ModelSpec& model, const ParallelLayout& layout,
+                            const StepSchedule& schedule, std::uint64_t seed,
                             const RealRunOptions& options, Communicator& world) {
     TrainOptions train_options;
     train_options.model = model;
@@ -130,8 +143,14 @@ StepReport measure_on_ranks(const ModelSpec& model, const ParallelLayout& layout
     packing.sequence_length = schedule.sequence_length;
     packing.held_out = 0;
     packing.seed = Seed{seed};
-    const std::int64_t tokens = static_cast<std::int64_t>(schedule.micro_batch_size) * schedule.num_micro_batches * layout.data_parallel_size * schedule.sequence_length;
-    const TokenData text = options.tokens.empty() ? synthetic_tokens(model.vocab_size, std::max<std::int64_t>(200000, 4 * tokens), 4, Seed{seed}) : read_tokens(options.tokens);
+    const std::int64_t tokens = static_cast<std::int64_t>(schedule.micro_batch_size) *
+                                schedule.num_micro_batches * layout.data_parallel_size *
+                                schedule.sequence_length;
+    const TokenData text =
+        options.tokens.empty()
+            ? synthetic_tokens(model.vocab_size, std::max<std::int64_t>(200000, 4 * tokens), 4,
+                               Seed{seed})
+            : read_tokens(options.tokens);
     train_options.data = std::make_shared<const PackedTokens>(pack(text, Part::train, packing));
     train_options.data_digest = text.digest;
     train_options.steps = options.warm_up + options.most_steps;
@@ -144,11 +163,13 @@ StepReport measure_on_ranks(const ModelSpec& model, const ParallelLayout& layout
         if (record.step < options.warm_up) return;
         times.push_back(record.times.total.value);
         const double spent = std::chrono::duration<double>(Clock::now() - begin).count();
-        if (options.progress) options.progress(std::min(1.0, spent / options.longest.value), "step");
+        if (options.progress)
+            options.progress(std::min(1.0, spent / options.longest.value), "step");
     };
-    callbacks.stop = [&] {    // rank 0 alone sees the records; its word ends the run everywhere
+    callbacks.stop = [&] {  // rank 0 alone sees the records; its word ends the run everywhere
         const double spent = std::chrono::duration<double>(Clock::now() - begin).count();
-        return world.rank() == 0 && !times.empty() && (is_settled(times, options.least_steps) || spent > options.longest.value);
+        return world.rank() == 0 && !times.empty() &&
+               (is_settled(times, options.least_steps) || spent > options.longest.value);
     };
     const TrainResult result = train(train_options, world, callbacks);
     return report_of(result, measured_steps(result, options.warm_up), tokens);
@@ -158,7 +179,8 @@ void measure_worker(const fs::path& job, const fs::path& report) {
     const JsonReader reader = JsonReader::from_file(job);
     const ModelSpec model = load_model((job.parent_path() / "model.json").string());
     const fs::path layout_file = job.parent_path() / "layout.json";
-    const ResolvedLayout layout = resolve_layout(read_layout_words(layout_file.string()), model, std::nullopt);
+    const ResolvedLayout layout =
+        resolve_layout(read_layout_words(layout_file.string()), model, std::nullopt);
     RealRunOptions options;
     options.tokens = reader.at("tokens").text();
     options.trace = reader.at("trace").text();
@@ -167,7 +189,9 @@ void measure_worker(const fs::path& job, const fs::path& report) {
     options.most_steps = reader.at("most_steps").count(1);
     options.longest = {reader.at("longest_s").number()};
     Communicator world = world_communicator();
-    const StepReport measured = measure_on_ranks(model, layout.layout, layout.schedule, static_cast<std::uint64_t>(reader.at("seed").value().get<std::uint64_t>()), options, world);
+    const StepReport measured = measure_on_ranks(
+        model, layout.layout, layout.schedule,
+        static_cast<std::uint64_t>(reader.at("seed").value().get<std::uint64_t>()), options, world);
     if (world.rank() == 0) write_whole(report, to_file_text(to_json(measured)));
 }
 
@@ -176,32 +200,44 @@ StepReport measure_step(const StepCase& step, const RealRunOptions& options) {
     StepReport report;
     if (ranks == 1 && launched_ranks() == 1) {
         Communicator alone;
-        report = measure_on_ranks(step.model, step.layout, step.schedule, step.seed, options, alone);
+        report =
+            measure_on_ranks(step.model, step.layout, step.schedule, step.seed, options, alone);
     } else {
         const ScratchFolder folder;
         const fs::path job = folder.path() / "job.json", answer = folder.path() / "report.json";
         write_whole(job, to_file_text(job_json(step, options)));
         write_whole(folder.path() / "model.json", to_file_text(to_json(step.model)));
-        write_whole(folder.path() / "layout.json", to_file_text(layout_to_json(step.layout, step.schedule)));
+        write_whole(folder.path() / "layout.json",
+                    to_file_text(layout_to_json(step.layout, step.schedule)));
         ChildOptions child;
         child.environment = mpirun_environment();
         const auto begin = Clock::now();
         child.poll = [&] {
-            if (options.progress) options.progress(std::min(0.99, std::chrono::duration<double>(Clock::now() - begin).count() / (options.longest.value + 2)), "steps on " + std::to_string(ranks) + " ranks");
+            if (options.progress)
+                options.progress(
+                    std::min(0.99, std::chrono::duration<double>(Clock::now() - begin).count() /
+                                       (options.longest.value + 2)),
+                    "steps on " + std::to_string(ranks) + " ranks");
             return true;
         };
         const fs::path binary = options.binary.empty() ? own_binary() : options.binary;
-        const ChildResult result = run_child(mpirun_words(ranks, {binary.string(), "_measure", job.string(), answer.string()}), child);
+        const ChildResult result = run_child(
+            mpirun_words(ranks, {binary.string(), "_measure", job.string(), answer.string()}),
+            child);
         if (result.status == 2) throw InputError("real run", "", "", result.error);
         if (result.status != 0 || !fs::exists(answer))
-            throw EnvironmentError("the real run on " + std::to_string(ranks) + " ranks ended with status " + std::to_string(result.status) + ": " + result.error);
+            throw EnvironmentError("the real run on " + std::to_string(ranks) +
+                                   " ranks ended with status " + std::to_string(result.status) +
+                                   ": " + result.error);
         report = report_from_json(JsonReader::from_file(answer));
     }
     if (step.profile) {
         const auto& peaks = step.profile->roofline.peak;
         const auto peak = peaks.find(Precision::fp32);
         if (peak != peaks.end())
-            report.mfu = flops_per_token(step.model, step.schedule.sequence_length).training_causal_half.value * report.tokens_per_second / (peak->second.value * ranks);
+            report.mfu = flops_per_token(step.model, step.schedule.sequence_length)
+                             .training_causal_half.value *
+                         report.tokens_per_second / (peak->second.value * ranks);
     }
     report.made = {kVersion, digest_of(step), step.seed};
     return report;

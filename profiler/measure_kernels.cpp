@@ -1,8 +1,13 @@
 #include "profiler/measure_kernels.hpp"
 
 #include <sys/utsname.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+#endif
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -63,40 +68,127 @@ class Stopwatch {
     Event_ *begin_ = nullptr, *end_ = nullptr;
 };
 
-/// The cache that a flush empties. On a CPU the private level-2 cache of a core: a training step's
-/// tensors come back from the shared level 3. On a GPU its L2.
-std::size_t flushed_cache(const Backend& backend) {
-    if (backend.device != Device::cpu && backend.facts->l2_bytes > 0)
-        return static_cast<std::size_t>(backend.facts->l2_bytes);
-    std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index2/size");
+/// Size of a cache of cpu0 as Linux says it, or `otherwise`.
+std::size_t cache_bytes(int level_index, std::size_t otherwise) {
+    std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(level_index) +
+                       "/size");
     std::size_t kib = 0;
-    if (file >> kib && kib > 0) return kib * 1024;
-    return std::size_t{2} << 20;
+    return file >> kib && kib > 0 ? kib * 1024 : otherwise;
 }
 
-/// A buffer of twice the cache, written whole.
-class Flush {
+#if defined(__x86_64__)
+__attribute__((target("clflushopt"))) void flush_lines_fast(const char* at, const char* end) {
+    for (; at < end; at += 64) _mm_clflushopt(const_cast<char*>(at));
+    _mm_sfence();
+}
+void flush_lines(const char* at, const char* end) {
+    for (; at < end; at += 64) _mm_clflush(at);
+    _mm_sfence();
+}
+bool has_clflushopt() {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b >> 23 & 1);
+}
+#endif
+
+/// Brings a kernel's buffers into the state in which a training step finds them: what was just
+/// written lies where the last kernel left it; all else was touched a step ago, and is gone from
+/// every cache if the step's tensors do not fit there.
+class Forget {
   public:
-    explicit Flush(const Backend& backend) : backend_(backend), bytes_(2 * flushed_cache(backend)) {
-        check(backend.allocate(bytes_, &buffer_), "allocate");
+    explicit Forget(const Backend& backend) : backend_(backend) {
+        const std::size_t gpu =
+            backend.device == Device::cpu ? 0 : static_cast<std::size_t>(backend.facts->l2_bytes);
+        // On a CPU also the pages: a step walks over far more of them than the translation buffers
+        // hold.
+        bytes_ = gpu > 0 ? 2 * gpu
+                         : std::max<std::size_t>(2 * cache_bytes(2, std::size_t{2} << 20),
+                                                 std::size_t{32} << 20);
+        check(backend.allocate(bytes_, &scratch_), "allocate");
+        check(backend.set_zero(scratch_, bytes_, nullptr), "set_zero");
     }
-    Flush(const Flush&) = delete;
-    Flush& operator=(const Flush&) = delete;
-    ~Flush() { backend_.release(buffer_); }
-    void operator()(Stream_* stream) const {
-        check(backend_.set_zero(buffer_, bytes_, stream), "set_zero");
+    Forget(const Forget&) = delete;
+    Forget& operator=(const Forget&) = delete;
+    ~Forget() { backend_.release(scratch_); }
+
+    /// @param far  out of every cache; else out of a core's own (level 2) alone
+    void operator()(const std::vector<PreparedKernel::Block>& blocks, bool far,
+                    Stream_* stream) const {
+        if (backend_.device != Device::cpu) {
+            check(backend_.set_zero(scratch_, bytes_, stream), "set_zero");
+            return;
+        }
+        auto* scratch = static_cast<volatile char*>(scratch_);
+        for (std::size_t at = 0; at < bytes_; at += 4096)
+            scratch[at] = static_cast<char>(scratch[at] + 1);
+#if defined(__x86_64__)
+        if (far) {
+            static const bool fast = has_clflushopt();
+            for (const auto& block : blocks) {
+                if (block.fresh) continue;
+                const char* begin = static_cast<const char*>(block.data);
+                (fast ? flush_lines_fast : flush_lines)(begin, begin + block.bytes);
+            }
+            return;
+        }
+#endif
+        std::memset(scratch_, 1,
+                    far ? bytes_ : std::min(bytes_, 2 * cache_bytes(2, std::size_t{2} << 20)));
     }
-    std::size_t cache_bytes() const { return bytes_ / 2; }
 
   private:
     const Backend& backend_;
     std::size_t bytes_;
-    void* buffer_ = nullptr;
+    void* scratch_ = nullptr;
 };
+
+/// What of a step's tensors is still in a cache when they are needed again.
+struct CacheState {
+    Bytes
+        shared;  ///< size up to which reading is as fast as from a shared cache, all ranks at once
+    bool far = true;  ///< the step's tensors do not fit there
+};
+
+/// Reads arrays of 8 … 256 MiB on all ranks at once. What the processor claims is no guide: a
+/// virtual machine shares it with others.
+CacheState cache_state(const Backend& backend, const Communicator& ranks, Bytes working_set) {
+    CacheState out;
+    if (backend.device != Device::cpu) {
+        out.shared = {static_cast<double>(backend.facts->l2_bytes)};
+        return out;
+    }
+    constexpr std::size_t kLargest = std::size_t{256} << 20;
+    void* memory = nullptr;
+    check(backend.allocate(kLargest, &memory), "allocate");
+    check(backend.set_zero(memory, kLargest, nullptr), "set_zero");
+    const auto* words = static_cast<const std::uint64_t*>(memory);
+    std::vector<std::pair<double, double>> rates;  // bytes, bytes per second
+    volatile std::uint64_t sink = 0;
+    for (std::size_t bytes = std::size_t{8} << 20; bytes <= kLargest; bytes *= 2) {
+        double best = 0;
+        if (ranks.size() > 1) ranks.barrier();
+        for (int pass = 0; pass < 3; ++pass) {
+            std::array<std::uint64_t, 8> sums{};
+            const auto begin = Clock::now();
+            for (std::size_t i = 0; i < bytes / 8; i += 8)
+                for (std::size_t lane = 0; lane < 8; ++lane) sums[lane] += words[i + lane];
+            if (pass > 0) best = std::max(best, static_cast<double>(bytes) / since(begin));
+            for (const std::uint64_t sum : sums) sink = sink + sum;
+        }
+        rates.emplace_back(bytes,
+                           ranks.size() > 1 ? ranks.all_reduce_sum(best) / ranks.size() : best);
+    }
+    check(backend.release(memory), "release");
+    double high = 0, low = INFINITY;
+    for (const auto& [bytes, rate] : rates) high = std::max(high, rate), low = std::min(low, rate);
+    for (const auto& [bytes, rate] : rates)
+        if (high / low < 1.3 || rate >= std::sqrt(high * low)) out.shared = {bytes};
+    out.far = !(working_set.value > 0) || working_set > out.shared;
+    return out;
+}
 
 struct TimedPoint {
     Measured cold, warm;
-    double footprint = 0;
     bool supported = true;
 };
 
@@ -123,11 +215,11 @@ Measured sample(const Communicator& ranks, const SamplingRule& rule,
 }
 
 TimedPoint time_point(const Backend& backend, const Communicator& ranks, const KernelPoint& point,
-                      const MeasureOptions& options, Stopwatch& watch, const Flush& flush) {
+                      const MeasureOptions& options, Stopwatch& watch, const Forget& forget,
+                      bool far) {
     TimedPoint out;
     const PreparedKernel kernel(backend, point.row, point.problem,
                                 derive(options.seed, point.kernel));
-    out.footprint = kernel.footprint().value;
     const Status first = kernel.run(watch.stream());
     if (any_rank(ranks, first.code == kUnsupported)) {
         out.supported = false;
@@ -138,8 +230,9 @@ TimedPoint time_point(const Backend& backend, const Communicator& ranks, const K
     if (ranks.size() > 1) ranks.barrier();
     SamplingRule half = options.rule;
     half.longest *= 0.5;
+    const std::vector<PreparedKernel::Block> blocks = kernel.blocks();
     out.cold = sample(ranks, half, [&] {
-        flush(watch.stream());
+        forget(blocks, far, watch.stream());
         return watch.time(kernel);
     });
     out.warm = sample(ranks, half, [&] { return watch.time(kernel); });
@@ -152,8 +245,8 @@ struct Row {
 };
 
 /// One curve a kernel. `median_s` is cold or warm, whichever the step sees.
-std::vector<KernelCurve> curves_of(const std::vector<Row>& rows, std::size_t cache_bytes,
-                                   Precision precision, const std::string& source) {
+std::vector<KernelCurve> curves_of(const std::vector<Row>& rows, Precision precision,
+                                   const std::string& source) {
     std::map<std::string, KernelCurve> curves;
     for (const Row& row : rows) {
         KernelCurve& curve = curves[row.point.kernel];
@@ -167,8 +260,7 @@ std::vector<KernelCurve> curves_of(const std::vector<Row>& rows, std::size_t cac
                  {"median_s", "relative_spread", "num_samples", "cold_s", "warm_s"})
                 curve.columns.push_back(column);
         }
-        const bool stays = row.time.footprint <= 0.5 * static_cast<double>(cache_bytes);
-        const Measured& used = stays ? row.time.warm : row.time.cold;
+        const Measured& used = row.time.cold;
         std::vector<double> values = row.point.shape;
         values.insert(values.end(), {used.median.value, used.relative_spread,
                                      static_cast<double>(used.num_samples),
@@ -200,7 +292,7 @@ void measured_roofline(Profile& profile, Precision precision) {
 }
 
 Profile assemble(const Backend& backend, const Communicator& ranks, const std::vector<Row>& rows,
-                 const Profile& known, std::size_t cache_bytes,
+                 const Profile& known, const CacheState& caches,
                  const std::vector<double>& reference) {
     Profile profile = known;
     const DeviceFacts& facts = *backend.facts;
@@ -211,7 +303,10 @@ Profile assemble(const Backend& backend, const Communicator& ranks, const std::v
     profile.clocks_mhz = backend.device == Device::cpu ? clock_mhz() : facts.clock_hz / 1e6;
     for (const auto& [key, value] : machine_conditions(backend, ranks.size()))
         profile.conditions[key] = value;
-    profile.conditions["flushed_cache"] = to_text(Bytes{static_cast<double>(cache_bytes)});
+    profile.conditions["cache_shared_effective"] = to_text(caches.shared);
+    profile.conditions["cache_state"] =
+        caches.far ? "last written tensor where it lies, the rest out of every cache"
+                   : "out of the core's own caches";
     if (reference.size() > 1) {
         const Measured drift = summarise(reference);
         const auto [low, high] = std::minmax_element(reference.begin(), reference.end());
@@ -220,12 +315,12 @@ Profile assemble(const Backend& backend, const Communicator& ranks, const std::v
         profile.conditions["reference_gemm_s"] = exact_text(drift.median.value);
     }
     profile.roofline.num_sms = backend.device == Device::cpu ? 1 : facts.num_sms;
-    profile.roofline.l2 = {static_cast<double>(cache_bytes)};
+    profile.roofline.l2 = caches.shared;
     profile.roofline.gemm_efficiency = 0.8, profile.roofline.attention_efficiency = 0.3,
     profile.roofline.memory_efficiency = 0.5;
     profile.host_overlap = backend.device == Device::cpu ? 0 : 1;
-    for (KernelCurve& curve : curves_of(rows, cache_bytes, Precision::fp32,
-                                        "measured on this machine, see conditions")) {
+    for (KernelCurve& curve :
+         curves_of(rows, Precision::fp32, "measured on this machine, see conditions")) {
         const auto same = std::find_if(
             profile.kernels.begin(), profile.kernels.end(), [&](const KernelCurve& other) {
                 return other.kernel == curve.kernel && other.precision == curve.precision &&
@@ -262,7 +357,8 @@ Profile measure_kernels(const Backend& backend, const Communicator& ranks,
                         const Profile& known) {
     const auto begin = Clock::now();
     Stopwatch watch(backend);
-    const Flush flush(backend);
+    const Forget forget(backend);
+    const CacheState caches = cache_state(backend, ranks, options.working_set);
 
     // What the step really has comes first, each part in random order, so that a slow drift of the
     // machine becomes noise and no slope.
@@ -291,7 +387,7 @@ Profile measure_kernels(const Backend& backend, const Communicator& ranks,
             for (int s = 0; s < 15; ++s) series.push_back(watch.time(reference_kernel));
             drift.push_back(summarise(series).median.value);
         }
-        Row row{order[i], time_point(backend, ranks, order[i], options, watch, flush)};
+        Row row{order[i], time_point(backend, ranks, order[i], options, watch, forget, caches.far)};
         if (row.time.supported) rows.push_back(std::move(row));
         if (ranks.rank() != 0) continue;
         if (options.progress) {
@@ -301,12 +397,12 @@ Profile measure_kernels(const Backend& backend, const Communicator& ranks,
                 order[i].kernel);
         }
         if (options.keep && since(last_kept) > 2) {
-            options.keep(assemble(backend, ranks, rows, known, flush.cache_bytes(), drift));
+            options.keep(assemble(backend, ranks, rows, known, caches, drift));
             last_kept = Clock::now();
         }
     }
     if (ranks.rank() != 0) return {};
-    return assemble(backend, ranks, rows, known, flush.cache_bytes(), drift);
+    return assemble(backend, ranks, rows, known, caches, drift);
 }
 
 // ---- held-out points

@@ -17,6 +17,8 @@ namespace moeplan {
 
 struct MeasureOptions {
     Seconds budget{40};  ///< wall time for kernels; what does not fit is left out
+    Bytes working_set;  ///< of one rank's step: whether its tensors stay in a cache until the next;
+                        ///< 0: they do not
     SamplingRule rule;
     Seed seed{1};       ///< of the order and of the data
     Progress progress;  ///< on rank 0
@@ -25,11 +27,13 @@ struct MeasureOptions {
     std::function<void(const Profile&)> keep;  ///< called now and then with what there is so far
 };
 
-/// Times every point: warm-up, then samples whose caches were flushed ("cold") and samples back to
-/// back ("warm"), in random order, all ranks at the same time, a reference GEMM in between.
+/// Times every point: warm-up, then samples in the cache state of a training step ("cold"), and
+/// samples back to back ("warm"), in random order, all ranks at the same time, a reference GEMM in
+/// between.
 ///
-/// A table's `median_s` is the time that a training step sees: warm where the kernel's tensors fit
-/// half of the cache that the flush empties (its input was just written), else cold.
+/// A table's `median_s` is the cold one: the tensor that the kernel before has just written lies
+/// where that left it; all others were touched a step ago, and are out of every cache (or out of
+/// the core's own, if the step's working set fits a shared one).
 /// @param known  a profile to continue: its points are not measured again
 /// @return       the profile on rank 0; empty on other ranks
 Profile measure_kernels(const Backend&, const Communicator&, const std::vector<KernelPoint>&,

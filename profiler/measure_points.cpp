@@ -4,7 +4,9 @@
 #include <map>
 #include <tuple>
 
+#include "model/check.hpp"
 #include "model/kernel_work.hpp"
+#include "model/op_counts.hpp"
 #include "profiler/profile.hpp"
 
 namespace moeplan {
@@ -69,7 +71,10 @@ AttentionSizes attention_sizes(const Attention& attention, std::int64_t hidden,
         out.heads = std::max<std::int64_t>(1, gqa->num_attention_heads / tensor);
         out.kv_heads = std::max<std::int64_t>(1, gqa->num_kv_heads / tensor);
         out.head_size = gqa->head_size;
-        out.projections = {{(out.heads + 2 * out.kv_heads) * out.head_size, hidden},
+        // Our trainer projects queries, keys and values one by one; others fuse them.
+        out.projections = {{out.heads * out.head_size, hidden},
+                           {out.kv_heads * out.head_size, hidden},
+                           {(out.heads + 2 * out.kv_heads) * out.head_size, hidden},
                            {hidden, out.heads * out.head_size}};
         return out;
     }
@@ -140,9 +145,28 @@ void add_moe(Points& points, const MoeFeedForward& moe, std::int64_t hidden, std
         points.streamed({"rms_norm_forward", "rms_norm_backward"}, rows, inner, importance);
 }
 
-/// Parameters that one optimizer launch covers: one tensor each.
+/// The optimizer walks all parameters of the rank, one tensor after another: what counts is how
+/// many there are in all, since none of them is in a cache when its turn comes. 64 Mi at most:
+/// beyond, the time a byte no longer changes.
 void add_optimizer(Points& points, std::int64_t count, int importance) {
-    points.streamed({"adamw", "gradient_norm"}, 1, std::max<std::int64_t>(1, count), importance);
+    points.streamed({"adamw", "gradient_norm"}, 1,
+                    std::clamp<std::int64_t>(count, 1, std::int64_t{1} << 26), importance);
+}
+
+/// Parameters that one rank holds, replicas of data parallelism whole.
+std::int64_t parameters_of_rank(const ModelSpec& model, const ParallelLayout& layout) {
+    const std::int64_t tensor = layout.tensor_parallel_size;
+    std::int64_t out = static_cast<std::int64_t>(model.hidden_size) * model.vocab_size *
+                       (model.tied_embeddings ? 1 : 2) / tensor;
+    for (const LayerSpec& layer : model.layers) {
+        const LayerParameters p = layer_parameters(model, layer);
+        out += (p.attention + p.dense + p.shared_experts) / tensor + p.router + p.mh_projections +
+               p.norms;
+        if (const auto* moe = std::get_if<MoeFeedForward>(&layer.feed_forward))
+            out += p.one_expert * moe->num_experts / layout.expert_parallel_size /
+                   layout.expert_tensor_parallel_size;
+    }
+    return out / layout.pipeline_parallel_size;
 }
 
 void add_step(Points& points, const ModelSpec& model, const ParallelLayout& layout,
@@ -254,13 +278,29 @@ KernelPoint streamed_point(const std::string& kernel, std::int64_t units, std::i
     } else if (starts_with(kernel, "permute") || starts_with(kernel, "unpermute")) {
         problem.num_experts = 8;
         items *= double(top_k);
-    } else if (starts_with(kernel, "rope")) {
+    } else if (starts_with(kernel, "rope")) {  // one head; rope_point has more
         problem.num_heads = 1, problem.head_size = width;
     }
     if (!has_price(kernel)) return point;  // no bytes are agreed on: Points::add drops it
     point.shape = {streamed_bytes(kernel, items, {4}).value,
                    kernel_depends_on_width(kernel) ? double(width) : 1};
     return point;
+}
+
+KernelPoint rope_point(const std::string& kernel, std::int64_t tokens, std::int64_t num_heads,
+                       std::int64_t head_size) {
+    KernelPoint point = streamed_point(kernel, tokens * num_heads, head_size);
+    point.problem.rows = tokens;
+    point.problem.num_heads = num_heads;
+    return point;
+}
+
+Bytes working_set_of(const ModelSpec& model, const ParallelLayout& layout,
+                     const StepSchedule& schedule) {
+    Bytes most;
+    for (const StageMemory& stage : memory_by_stage(model, layout, schedule, 1))
+        most = std::max(most, stage.total());
+    return most;
 }
 
 std::vector<KernelPoint> points_of_model(const ModelSpec& model, const ParallelLayout& layout,
@@ -273,20 +313,12 @@ std::vector<KernelPoint> points_of_model(const ModelSpec& model, const ParallelL
         add_step(points, model, layout, batch / 2, sequence, 2);
     else if (sequence % 2 == 0)
         add_step(points, model, layout, batch, sequence / 2, 2);
-    // The optimizer walks tensors: the embedding is the largest, norms the smallest.
-    for (const std::int64_t count :
-         {std::int64_t{model.hidden_size}, std::int64_t{model.hidden_size} * model.hidden_size,
-          std::int64_t{model.hidden_size} * model.vocab_size})
-        add_optimizer(points, count, 0);
-    if (const MoeFeedForward* moe = first_moe(model)) {
-        const std::int64_t inner = std::max(1, moe->expert_hidden_size),
-                           width = model.hidden_size / std::max(1, moe->num_moe_heads);
-        add_optimizer(
-            points, moe->num_experts / std::max(1, layout.expert_parallel_size) * inner * width, 0);
-        add_optimizer(
-            points, moe->num_experts / std::max(1, layout.expert_parallel_size) * inner * width * 2,
-            0);
-    }
+    const std::int64_t count = parameters_of_rank(model, layout);
+    add_optimizer(points, count, 0);
+    add_optimizer(points, count / 4, 1);
+    add_optimizer(points, count * 2, 2);
+    // Zeroed gradients and copies of activations.
+    points.streamed({"copy"}, 1, std::min<std::int64_t>(count / 2, 1 << 25), 0);
     for (const std::int64_t count : {1 << 18, 1 << 21, 1 << 23})
         points.streamed({"copy"}, 1, count, 2);
     return points.sorted();
@@ -340,13 +372,14 @@ std::vector<KernelPoint> points_of_grid() {
                             units == 1024 ? 0 : 1, 2);
         points.streamed({"permutation_map"}, units, 1, 1, 2);
         for (const std::int64_t head_size : {32, 64})
-            points.streamed({"rope_forward", "rope_backward"}, 8 * units, head_size, 1);
+            for (const char* kernel : {"rope_forward", "rope_backward"})
+                points.add(rope_point(kernel, units, 4, head_size), 1);
         if (units <= 1024)
             for (const std::int64_t vocabulary : {1024, 4096})
                 points.streamed({"cross_entropy_forward", "cross_entropy_backward"}, units,
                                 vocabulary, units == 1024 ? 0 : 1);
     }
-    for (const std::int64_t count : {256, 1 << 14, 1 << 17, 1 << 20, 1 << 22})
+    for (const std::int64_t count : {1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24})
         add_optimizer(points, count, 1);
     return points.sorted();
 }

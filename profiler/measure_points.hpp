@@ -35,6 +35,9 @@ KernelPoint attention_point(const std::string& kernel, std::int64_t batch, std::
 /// `units` items of `width`: tokens · hidden_size, units · num_experts, rows · inner width …
 KernelPoint streamed_point(const std::string& kernel, std::int64_t units, std::int64_t width,
                            std::int64_t top_k = 1);
+/// Rotary positions of [tokens, num_heads, head_size].
+KernelPoint rope_point(const std::string& kernel, std::int64_t tokens, std::int64_t num_heads,
+                       std::int64_t head_size);
 /// @}
 
 /// Every kernel of a training step of this model on one rank of this layout, and the same around
@@ -42,6 +45,10 @@ KernelPoint streamed_point(const std::string& kernel, std::int64_t units, std::i
 /// load. Sorted, each once.
 std::vector<KernelPoint> points_of_model(const ModelSpec&, const ParallelLayout&,
                                          const StepSchedule&);
+
+/// Bytes that one rank's step touches: what decides whether a tensor is still in a cache when it is
+/// needed again.
+Bytes working_set_of(const ModelSpec&, const ParallelLayout&, const StepSchedule&);
 
 /// A grid over the shapes of models that a few cores train (hidden 64 … 1024).
 std::vector<KernelPoint> points_of_grid();
