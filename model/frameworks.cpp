@@ -53,7 +53,11 @@ const std::map<std::string, FrameworkRules, std::less<>>& table() {
                           .fp32_weights_sharded = true,
                           .bytes_per_logit = 10,
                           .sharding = Sharding::zero3};
-        out["moeplan"] = {.name = "moeplan", .kv_heads_divide = true};
+        // Our own trainer (docs/training.md): every replica updates all it holds.
+        out["moeplan"] = {.name = "moeplan",
+                          .kv_heads_divide = true,
+                          .pads_vocabulary = false,
+                          .sharding = Sharding::none};
         return out;
     }();
     return rules;

@@ -18,6 +18,10 @@ LayerShapes::LayerShapes(const StepCase& step) {
     element = Bytes{schedule.precision == Precision::fp32 ? 4.0 : 2.0};
 }
 
+/// Our own trainer (model/layers) projects queries, keys and values apart, adds residual gradients inside the norms' kernels, copies a
+/// token into its sub-tokens and zeroes gradients before every step.
+bool is_own_trainer(const StepCase& step) { return step.schedule.software.framework == "moeplan"; }
+
 LayerLaunches layer_launches(const StepCase& step, bool forward) {
     // Counts of PyTorch training stacks (docs/accuracy.md): a dense layer 22/40, tensor parallelism 6/8 more, an MoE layer
     // 120/200 more with an all-to-all dispatcher; fp8 recipes × 1.3; padded token-drop × 0.4; CUDA graphs × 0.3 dense, × 0.75 MoE.
@@ -198,13 +202,17 @@ struct AttentionSizes {
     std::int64_t latent_norm = 0;                                ///< RMSNorm width on the compressed vectors, not sharded
     double kv_width = 0;                                         ///< of keys and values that context parallelism gathers
 };
-AttentionSizes sizes_of(const Attention& attention, std::int64_t hidden, std::int64_t tp) {
+/// @param fused  one product makes queries, keys and values
+AttentionSizes sizes_of(const Attention& attention, std::int64_t hidden, std::int64_t tp, bool fused) {
     AttentionSizes out;
     if (const auto* gqa = std::get_if<GroupedQueryAttention>(&attention)) {
         out.query_heads = std::max<std::int64_t>(1, gqa->num_attention_heads / tp);
         out.kv_heads = std::max<std::int64_t>(1, gqa->num_kv_heads / tp);
         out.head = gqa->head_size;
-        out.inputs = {{(out.query_heads + 2 * out.kv_heads) * gqa->head_size, hidden}};
+        if (fused)
+            out.inputs = {{(out.query_heads + 2 * out.kv_heads) * gqa->head_size, hidden}};
+        else
+            out.inputs = {{out.query_heads * gqa->head_size, hidden}, {out.kv_heads * gqa->head_size, hidden}, {out.kv_heads * gqa->head_size, hidden}};
         out.rope_items = (out.query_heads + out.kv_heads) * gqa->head_size;
         if (gqa->qk_norm) out.norm_items = out.rope_items;
         out.output_width = out.query_heads * gqa->head_size;
@@ -238,7 +246,7 @@ void LayerPasses::attention_forward(Pass& pass, const LayerSpec& layer, Phase ph
     pass.phase = phase;
     const double d = step_.model.hidden_size, el = shapes_.element.value;
     const std::int64_t tp = step_.layout.tensor_parallel_size, cp = step_.layout.context_parallel_size, T = shapes_.tokens;
-    const AttentionSizes a = sizes_of(layer.attention, step_.model.hidden_size, tp);
+    const AttentionSizes a = sizes_of(layer.attention, step_.model.hidden_size, tp, !is_own_trainer(step_));
     const bool gathers = step_.schedule.sequence_parallel && tp > 1;
     pass.name("attention");
     pass.streamed("rms_norm_forward", shapes_.split_tokens, step_.model.hidden_size);
@@ -265,7 +273,7 @@ void LayerPasses::attention_backward(Pass& pass, const LayerSpec& layer, Backwar
     pass.phase = Phase::backward;
     const double d = step_.model.hidden_size, el = shapes_.element.value;
     const std::int64_t tp = step_.layout.tensor_parallel_size, cp = step_.layout.context_parallel_size, T = shapes_.tokens;
-    const AttentionSizes a = sizes_of(layer.attention, step_.model.hidden_size, tp);
+    const AttentionSizes a = sizes_of(layer.attention, step_.model.hidden_size, tp, !is_own_trainer(step_));
     const bool gathers = step_.schedule.sequence_parallel && tp > 1;
     const bool input = which != BackwardPart::weight;
     pass.name("attention backward");
@@ -297,7 +305,7 @@ void LayerPasses::attention_backward(Pass& pass, const LayerSpec& layer, Backwar
     pass.name("attention backward");
     if (step_.schedule.recompute.modules.contains("layernorm")) pass.streamed("rms_norm_forward", 2 * shapes_.split_tokens, step_.model.hidden_size);
     pass.streamed("rms_norm_backward", shapes_.split_tokens, step_.model.hidden_size);
-    pass.streamed("residual_add", shapes_.split_tokens, step_.model.hidden_size);
+    if (!is_own_trainer(step_)) pass.streamed("residual_add", shapes_.split_tokens, step_.model.hidden_size);
 }
 
 // ------------------------------------------------------------------------------------------------- dense feed-forward
@@ -345,7 +353,7 @@ void LayerPasses::dense_backward(Pass& pass, const DenseFeedForward& ffn, Backwa
     if (tp > 1) pass.exchange(gathers ? Collective::reduce_scatter : Collective::all_reduce, Group::tensor, static_cast<double>(T) * d * el, Stream::tensor, Part::tensor_comm);
     pass.name("feed-forward backward");
     pass.streamed("rms_norm_backward", shapes_.split_tokens, step_.model.hidden_size);
-    pass.streamed("residual_add", shapes_.split_tokens, step_.model.hidden_size);
+    if (!is_own_trainer(step_)) pass.streamed("residual_add", shapes_.split_tokens, step_.model.hidden_size);
 }
 
 // ------------------------------------------------------------------------------------------------ mixture of experts
@@ -379,6 +387,7 @@ void LayerPasses::moe_forward(Pass& pass, const MoeFeedForward& moe, Phase phase
     pass.name("router");
     pass.streamed("rms_norm_forward", shapes_.split_tokens, step_.model.hidden_size);
     if (heads > 1) pass.gemm(tokens, hidden, hidden);                  // head projection; the split is a view
+    else if (is_own_trainer(step_)) pass.streamed("copy", tokens, hidden);
     if (moe.router_size > 0) {
         pass.gemm(units, moe.router_size, sub, false);
         pass.gemm(units, moe.num_experts, moe.router_size, false);
@@ -386,7 +395,10 @@ void LayerPasses::moe_forward(Pass& pass, const MoeFeedForward& moe, Phase phase
         pass.gemm(units, moe.num_experts, sub, false);
     }
     pass.streamed("router_forward", units, moe.num_experts, 4);   // router in fp32
-    if (moe.pool) pass.streamed("document_pool", units, moe.num_experts, 4);
+    if (moe.pool) {
+        pass.streamed("document_pool", units, moe.num_experts, 4);
+        if (is_own_trainer(step_)) pass.streamed("router_forward", units, moe.num_experts, 4);    // probabilities before the mask
+    }
     const bool hide = step_.schedule.overlap.experts && ep > 1 && moe.num_shared_experts > 0 && !shared_sharded;
     if (!hide) {
         if (shared_sharded && step_.schedule.sequence_parallel) pass.exchange(Collective::all_gather, Group::tensor, static_cast<double>(shapes_.tokens) * d * el, Stream::tensor, Part::tensor_comm);
@@ -439,6 +451,7 @@ void LayerPasses::moe_backward(Pass& pass, const MoeFeedForward& moe, BackwardPa
     pass.phase = Phase::backward;
     pass.name("combine backward");
     if (heads > 1) pass.gemm_backward(tokens, hidden, hidden, which);
+    else if (input && is_own_trainer(step_)) pass.streamed("copy", tokens, hidden);
     if (input) pass.streamed("unpermute_backward", rows, sub);
     if (input && ep > 1) {
         if (hide) {
@@ -472,7 +485,7 @@ void LayerPasses::moe_backward(Pass& pass, const MoeFeedForward& moe, BackwardPa
         if (shared_sharded && input) pass.exchange(step_.schedule.sequence_parallel ? Collective::reduce_scatter : Collective::all_reduce, Group::tensor, whole, Stream::tensor, Part::tensor_comm);
         pass.name("router backward");
     }
-    if (input && moe.pool) pass.streamed("document_pool", units, moe.num_experts, 4);
+    if (input && moe.pool && !is_own_trainer(step_)) pass.streamed("document_pool", units, moe.num_experts, 4);
     if (input) pass.streamed("router_backward", units, moe.num_experts, 4);
     if (moe.router_size > 0) {
         pass.gemm_backward(units, moe.num_experts, moe.router_size, which, false);
@@ -483,7 +496,7 @@ void LayerPasses::moe_backward(Pass& pass, const MoeFeedForward& moe, BackwardPa
     if (heads > 1) pass.gemm_backward(tokens, hidden, hidden, which);
     if (input) {
         pass.streamed("rms_norm_backward", shapes_.split_tokens, step_.model.hidden_size);
-        pass.streamed("residual_add", shapes_.split_tokens, step_.model.hidden_size);
+        if (!is_own_trainer(step_)) pass.streamed("residual_add", shapes_.split_tokens, step_.model.hidden_size);
     }
 }
 
@@ -592,6 +605,7 @@ LayerPass LayerPasses::optimizer(double owned, double local) {
     };
     state("gradient_norm", owned, 4);
     state("adamw", owned, 4);
+    if (is_own_trainer(step_)) state("copy", local, 2);    // gradients set to zero: four bytes written
     if (step_.schedule.precision != Precision::fp32) {
         state("copy", owned, 3);                 // master in four bytes → parameters in two
         state("copy", local, size_of(step_.schedule.main_gradients).value / 2);     // gradients set to zero: written only
