@@ -80,6 +80,19 @@ LinkGraph fabric_graph(const ClusterSpec& cluster, const Fabric& fabric) {
         for (std::size_t i = first; i < links.size(); ++i) latency += (*latencies)[links[i]];
         return latency;
     };
+    // One figure inside and one outside, but for the cube mesh, whose ways have one hop or two.
+    if (std::holds_alternative<NvSwitch>(fabric.scale_up)) {
+        const Seconds near = cluster.scale_up.latency, far = cluster.scale_out.latency;
+        graph.latency = [=, relay = graph.relay](int source, int destination) {
+            if (source / domain == destination / domain) return near;
+            return relay(source, destination) >= 0 ? near + far : far;
+        };
+    } else {
+        graph.latency = [append = graph.append_route](int source, int destination) {
+            std::vector<std::uint32_t> links;
+            return append(source, destination, links);
+        };
+    }
     return graph;
 }
 

@@ -37,6 +37,8 @@ struct LinkGraph {
     /// its latency.
     std::function<Seconds(int source, int destination, std::vector<std::uint32_t>& links)>
         append_route;
+    /// Latency of that route alone.
+    std::function<Seconds(int source, int destination)> latency;
     /// The GPU of the source's domain through which the route leaves it (PXN), or −1: both halves
     /// are routes of their own.
     std::function<int(int source, int destination)> relay;

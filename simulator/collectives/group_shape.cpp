@@ -21,13 +21,10 @@ GroupShape shape_of(const LinkGraph& graph, const std::vector<int>& group) {
 
 Seconds longest_latency(const LinkGraph& graph, const std::vector<Flow>& flows) {
     Seconds longest;
-    std::vector<std::uint32_t> links;
-    for (const Flow& flow : flows) {
-        if (flow.source == flow.destination) continue;
-        links.clear();
-        longest = std::max(longest, graph.append_route(static_cast<int>(flow.source),
-                                                       static_cast<int>(flow.destination), links));
-    }
+    for (const Flow& flow : flows)
+        if (flow.source != flow.destination)
+            longest = std::max(longest, graph.latency(static_cast<int>(flow.source),
+                                                      static_cast<int>(flow.destination)));
     return longest;
 }
 

@@ -39,7 +39,36 @@ std::vector<LinkLoad> link_loads(const LinkGraph& graph, std::span<const Flow> f
     return loads;
 }
 
+namespace {
+
+/// Many flows among few GPUs: one number a pair is faster than sorting.
+std::vector<Flow> folded_densely(const LinkGraph& graph, std::span<const Flow> flows) {
+    const auto n = static_cast<std::size_t>(graph.num_gpus);
+    std::vector<double> bytes(n * n, 0);
+    for (const Flow& flow : flows) {
+        const int via =
+            graph.relay(static_cast<int>(flow.source), static_cast<int>(flow.destination));
+        if (via < 0) {
+            bytes[flow.source * n + flow.destination] += flow.bytes.value;
+        } else {
+            bytes[flow.source * n + static_cast<std::size_t>(via)] += flow.bytes.value;
+            bytes[static_cast<std::size_t>(via) * n + flow.destination] += flow.bytes.value;
+        }
+    }
+    std::vector<Flow> out;
+    for (std::uint32_t source = 0; source < n; ++source)
+        for (std::uint32_t destination = 0; destination < n; ++destination)
+            if (const double sum = bytes[source * n + destination]; sum > 0)
+                out.push_back({source, destination, Bytes{sum}});
+    return out;
+}
+
+}  // namespace
+
 std::vector<Flow> folded(const LinkGraph& graph, std::span<const Flow> flows) {
+    const double pairs = static_cast<double>(graph.num_gpus) * graph.num_gpus;
+    if (pairs <= 1 << 24 && pairs <= 8.0 * static_cast<double>(flows.size()))
+        return folded_densely(graph, flows);
     std::vector<Flow> parts;
     parts.reserve(2 * flows.size());
     for (const Flow& flow : flows) {

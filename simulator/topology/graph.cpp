@@ -109,6 +109,10 @@ void route_by_hops(LinkGraph& graph, const std::vector<std::pair<int, int>>& end
         for (std::size_t i = first; i < links.size(); ++i) latency += ways->latency[links[i]];
         return latency;
     };
+    graph.latency = [append = graph.append_route](int source, int destination) {
+        std::vector<std::uint32_t> links;
+        return append(source, destination, links);
+    };
     graph.route = [ways, append = graph.append_route](int source, int destination) {
         Route route;
         route.latency = append(source, destination, route.links);
