@@ -16,6 +16,7 @@
 #include "core/data_files.hpp"
 #include "core/errors.hpp"
 #include "kernels/cpu/cpu_backend.hpp"
+#include "kernels/modules.hpp"
 
 namespace moeplan {
 
@@ -31,10 +32,6 @@ void check(const Status& status, std::string_view call) {
                            (status.message[0] ? status.message : "failed without a message"));
 }
 
-namespace {
-
-constexpr const char* kModuleFile = "moeplan_cuda.so";
-
 std::vector<std::filesystem::path> module_folders() {
     std::vector<std::filesystem::path> folders;
     if (const char* from_environment = std::getenv("MOEPLAN_MODULES"))
@@ -45,6 +42,10 @@ std::vector<std::filesystem::path> module_folders() {
         folders.push_back(binary / relative);
     return folders;
 }
+
+namespace {
+
+constexpr const char* kModuleFile = "moeplan_cuda.so";
 
 struct Loaded {
     std::optional<Backend> backend;

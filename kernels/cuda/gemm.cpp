@@ -27,15 +27,23 @@ Status cublas_failure(cublasStatus_t status, const char* call, const char* file,
 namespace {
 
 constexpr int kSideStreams = 4;
+#if defined(MOEPLAN_CUDA_SHIM)
+constexpr std::size_t kWorkspace = 1024;
+#else
 constexpr std::size_t kWorkspace = 32u << 20;                 // NVIDIA's advice for Hopper, cublasSetWorkspace
+#endif
 
 /// A cuBLAS handle bound to one stream.
 Status handle_of(cudaStream_t stream, cublasHandle_t* out) {
+    struct Bound {
+        cublasHandle_t handle;
+        void* workspace;
+    };
     static std::mutex mutex;
-    static auto& handles = *new std::map<cudaStream_t, cublasHandle_t>;
+    static auto& handles = *new std::map<cudaStream_t, Bound>;        // as long as the process
     const std::lock_guard lock(mutex);
     if (const auto found = handles.find(stream); found != handles.end()) {
-        *out = found->second;
+        *out = found->second.handle;
         return {};
     }
     cublasHandle_t handle = nullptr;
@@ -46,7 +54,7 @@ Status handle_of(cudaStream_t stream, cublasHandle_t* out) {
     MOEPLAN_CUBLAS(cublasSetWorkspace(handle, workspace, kWorkspace));
     MOEPLAN_CUBLAS(cublasSetMathMode(
         handle, static_cast<cublasMath_t>(CUBLAS_DEFAULT_MATH | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)));
-    handles.emplace(stream, handle);
+    handles.emplace(stream, Bound{handle, workspace});
     *out = handle;
     return {};
 }

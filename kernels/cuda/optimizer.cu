@@ -53,7 +53,7 @@ __device__ double block_sum_f64(double v, double* per_thread) {
         __syncthreads();
         if (static_cast<int>(threadIdx.x) < half) per_thread[threadIdx.x] += per_thread[threadIdx.x + half];
     }
-    return per_thread[0];
+    return threadIdx.x == 0 ? per_thread[0] : 0.0;            // the others would read while it is written
 }
 
 __global__ void __launch_bounds__(kThreads) sum_squares_kernel(const float* __restrict__ gradient, double* __restrict__ partial, std::int64_t count) {

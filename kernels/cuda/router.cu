@@ -171,7 +171,7 @@ __global__ void sum_partials_kernel(const float* __restrict__ partial, float* __
 }
 
 template <int kItems>
-__global__ void __launch_bounds__(kWarpsPerBlock* kWarp) router_backward_kernel(
+__global__ void __launch_bounds__(kWarpsPerBlock* kWarp, kItems <= 8 ? 4 : 2) router_backward_kernel(
     const float* __restrict__ probabilities, const float* __restrict__ log_sum_exp, const std::int32_t* __restrict__ expert_ids,
     const float* __restrict__ dgates, const float* __restrict__ dprobability, const std::int32_t* __restrict__ dprobability_row,
     float* __restrict__ dlogits, std::int64_t units, int num_experts, int top_k, bool sigmoid, bool renormalise, float gate_scale,

@@ -38,7 +38,11 @@ constexpr int kWarp = 32;
 constexpr unsigned kMaxThreads = 1024;              // per block
 constexpr std::size_t kMaxShared = 227 * 1024;      // static and dynamic together, sm_90
 constexpr std::size_t kMaxStaticShared = 48 * 1024;
+#if defined(SHIM_TSAN)
+constexpr std::size_t kStack = 1024 * 1024;         // of a fiber; ThreadSanitizer writes its reports on it
+#else
 constexpr std::size_t kStack = 128 * 1024;          // of a fiber; pages are touched on use
+#endif
 
 Schedule the_schedule;
 std::string the_failure;
@@ -52,13 +56,24 @@ void fill_ones(void* p, std::size_t bytes) {        // a loop of its own: memset
     for (; i < bytes; ++i) c[i] = 0xff;
 }
 
+class Lock {
+  public:
+    explicit Lock(std::atomic_flag& flag) : flag_(flag) {
+        while (flag_.test_and_set(std::memory_order_acquire)) std::this_thread::yield();
+    }
+    ~Lock() { flag_.clear(std::memory_order_release); }
+
+  private:
+    std::atomic_flag& flag_;
+};
+
 /// Stacks, and the sanitizer's names for threads, are kept between launches: making one costs more than a small kernel.
 struct Reserve {
-    std::mutex mutex;
+    std::atomic_flag busy = ATOMIC_FLAG_INIT;       // a lock that ThreadSanitizer does not see: it must not order two workers
     std::vector<char*> stacks;
     std::vector<void*> tsan_fibers;
     char* stack() {
-        const std::lock_guard lock(mutex);
+        const Lock lock(busy);
         if (stacks.empty()) {
             void* p = mmap(nullptr, kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
             if (p == MAP_FAILED) std::abort();
@@ -69,7 +84,7 @@ struct Reserve {
         return s;
     }
     void give_back(const std::vector<char*>& s) {
-        const std::lock_guard lock(mutex);
+        const Lock lock(busy);
         stacks.insert(stacks.end(), s.begin(), s.end());
     }
 };
@@ -107,11 +122,11 @@ class Worker {
         threads_.resize(num_threads_);
         rendezvous_.resize((num_threads_ + kWarp - 1) / kWarp * kWarp);
         order_.resize(num_threads_);
+        ready_.resize(num_threads_);
         random_ = the_schedule.seed * 0x9E3779B97F4A7C15ull + 0x1234567ull * static_cast<unsigned>(index + 1);
 #if defined(SHIM_TSAN)
-        main_fiber_ = __tsan_get_current_fiber();
         {
-            const std::lock_guard lock(reserve().mutex);
+            const Lock lock(reserve().busy);
             auto& spare = reserve().tsan_fibers;
             for (auto& t : threads_) {
                 if (spare.empty()) spare.push_back(__tsan_create_fiber(0));
@@ -125,7 +140,7 @@ class Worker {
     ~Worker() {
 #if defined(SHIM_TSAN)
         {
-            const std::lock_guard lock(reserve().mutex);
+            const Lock lock(reserve().busy);
             for (auto& t : threads_) reserve().tsan_fibers.push_back(t.tsan_fiber);
         }
         munmap(arena_, 2 * kMaxShared);
@@ -144,7 +159,11 @@ class Worker {
     std::uint64_t collective(Collective, unsigned mask, std::uint64_t value, int source, Site);
     void* dynamic_shared();
     void* shared_array(const void* key, std::size_t bytes);
-    [[noreturn]] void fail(const std::string& what);
+    /// A failure of the running thread takes three steps, so that its text belongs to the scheduler (for ThreadSanitizer) and no
+    /// string is alive (for LeakSanitizer) when the fiber is abandoned.
+    void leave_thread();
+    void note(const std::string& what);
+    [[noreturn]] void stop();
     int running() const { return running_; }
 
   private:
@@ -157,7 +176,10 @@ class Worker {
         void resume(int thread);
     void yield();
     void after_switch_in(CudaThread&);
-    void make_ready(int thread) { threads_[thread].state = State::ready; ready_.push_back(thread); }
+    void make_ready(int thread) {
+        threads_[thread].state = State::ready;
+        ready_[(ready_head_ + num_ready_++) % num_threads_] = thread;
+    }
     void complete(int first_lane, unsigned mask);
     void* take_bytes(std::size_t bytes);
     std::string who_waits() const;
@@ -173,8 +195,8 @@ class Worker {
     unsigned barrier_phase_ = 0;
     std::vector<CudaThread> threads_;
     std::vector<Rendezvous> rendezvous_;            // [thread]: indexed by the lowest lane of the mask
-    std::vector<int> order_, ready_;
-    std::size_t ready_head_ = 0;
+    std::vector<int> order_, ready_;                // ready_: a ring, never allocated from a fiber
+    unsigned ready_head_ = 0, num_ready_ = 0;
     std::vector<char*> free_stacks_;
     std::vector<Array> arrays_;
     void* dynamic_ = nullptr;
@@ -217,16 +239,13 @@ std::uint64_t Worker::draw() {                      // splitmix64
 int Worker::next_unstarted() { return started_ < num_threads_ ? order_[started_++] : -1; }
 
 int Worker::next_ready() {
-    if (ready_head_ == ready_.size()) return -1;
-    if (the_schedule.order == Order::reverse) {
-        const int t = ready_.back();
-        ready_.pop_back();
-        return t;
-    }
-    if (the_schedule.order == Order::random)
-        std::swap(ready_[ready_head_], ready_[ready_head_ + draw() % (ready_.size() - ready_head_)]);
-    const int t = ready_[ready_head_++];
-    if (ready_head_ == ready_.size()) ready_.clear(), ready_head_ = 0;
+    if (num_ready_ == 0) return -1;
+    const auto at = [&](unsigned i) -> int& { return ready_[(ready_head_ + i) % num_threads_]; };
+    if (the_schedule.order == Order::reverse) return at(--num_ready_);
+    if (the_schedule.order == Order::random) std::swap(at(0), at(draw() % num_ready_));
+    const int t = at(0);
+    ready_head_ = (ready_head_ + 1) % num_threads_;
+    --num_ready_;
     return t;
 }
 
@@ -304,16 +323,20 @@ void Worker::resume(int index) {
 #endif
     CudaThread& now = threads_[running_];           // the stack may have been handed on
     now.context = back.fctx;
+#if !defined(SHIM_TSAN)                             // there, stacks come back when the block is over
     if (now.state == State::ended && now.stack) free_stacks_.push_back(now.stack), now.stack = nullptr;
+#endif
 }
 
 bool Worker::run_block(Index3 block) {
     at_ = block;
+#if defined(SHIM_TSAN)
+    main_fiber_ = __tsan_get_current_fiber();
+#endif
     started_ = num_ended_ = num_at_barrier_ = 0;
     barrier_phase_ = 0;
     failed_ = false;
-    ready_.clear();
-    ready_head_ = 0;
+    ready_head_ = num_ready_ = 0;
     std::iota(order_.begin(), order_.end(), 0);
     if (the_schedule.order == Order::reverse) std::reverse(order_.begin(), order_.end());
     if (the_schedule.order == Order::random)
@@ -333,7 +356,7 @@ bool Worker::run_block(Index3 block) {
 
     while (!failed_ && num_ended_ < num_threads_) {
         int next;
-        if (the_schedule.order == Order::random && ready_head_ < ready_.size() && (draw() & 1))
+        if (the_schedule.order == Order::random && num_ready_ > 0 && (draw() & 1))
             next = next_ready();
         else if ((next = next_unstarted()) < 0)
             next = next_ready();
@@ -343,20 +366,26 @@ bool Worker::run_block(Index3 block) {
         }
         resume(next);
     }
+#if defined(SHIM_TSAN)
+    for (auto& t : threads_)                        // threads that cannot go on: what they did is over, too
+        if (t.state != State::ended && t.state != State::unstarted) {
+            __tsan_switch_to_fiber(t.tsan_fiber, __tsan_switch_to_fiber_no_sync);
+            __tsan_release(&end_token_);
+            __tsan_switch_to_fiber(main_fiber_, __tsan_switch_to_fiber_no_sync);
+        }
+#endif
     happens_after(&end_token_);
     num_blocks += 1;
     num_threads += num_threads_;
     num_switches += switches_;
     switches_ = 0;
-    if (failed_) {                                  // fibers that cannot go on are abandoned with their stacks
-        for (auto& t : threads_)
-            if (t.stack) {
+    for (auto& t : threads_)                        // fibers that cannot go on are abandoned
+        if (t.stack) {
 #if defined(__SANITIZE_ADDRESS__)
-                ASAN_UNPOISON_MEMORY_REGION(t.stack, kStack);
+            ASAN_UNPOISON_MEMORY_REGION(t.stack, kStack);
 #endif
-                free_stacks_.push_back(t.stack), t.stack = nullptr;
-            }
-    }
+            free_stacks_.push_back(t.stack), t.stack = nullptr;
+        }
     return !failed_;
 }
 
@@ -368,8 +397,15 @@ void Worker::record_failure(const std::string& what) {
     if (the_failure.empty()) the_failure = name_ + std::string(at) + what;
 }
 
-void Worker::fail(const std::string& what) {
-    record_failure(what + " (thread " + std::to_string(running_) + ")");
+void Worker::leave_thread() {
+#if defined(SHIM_TSAN)
+    __tsan_switch_to_fiber(main_fiber_, __tsan_switch_to_fiber_no_sync);
+#endif
+}
+
+void Worker::note(const std::string& what) { record_failure(what + " (thread " + std::to_string(running_) + ")"); }
+
+void Worker::stop() {
     threads_[running_].state = State::at_barrier;
     yield();
     std::abort();                                   // a failed block is never resumed
@@ -408,7 +444,7 @@ void Worker::sync_threads(Site site) {
     CudaThread& t = threads_[self];
     if (num_at_barrier_ == 0) barrier_site_ = site;
     if (site.line != barrier_site_.line || std::string_view(site.file) != barrier_site_.file)
-        fail("divergent barrier: some threads are at " + file_and_line(barrier_site_) + ", others at " + file_and_line(site));
+        { leave_thread(), note("divergent barrier: some threads are at " + file_and_line(barrier_site_) + ", others at " + file_and_line(site)); stop(); }
     void* token = &barrier_tokens_[barrier_phase_ & 1];
     happens_before(token);
     t.order_token = token;
@@ -447,11 +483,11 @@ void Worker::complete(int first, unsigned mask) {
 
 std::uint64_t Worker::collective(Collective kind, unsigned mask, std::uint64_t value, int source, Site site) {
     const int self = running_, lane = self % kWarp, base = self - lane;
-    if (!(mask >> lane & 1)) fail("lane " + std::to_string(lane) + " is not in its own mask at " + file_and_line(site));
+    if (!(mask >> lane & 1)) { leave_thread(), note("lane " + std::to_string(lane) + " is not in its own mask at " + file_and_line(site)); stop(); }
     if (kind == Collective::shuffle && source >= 0 && (source >= kWarp || !(mask >> source & 1)))
-        fail("a shuffle reads lane " + std::to_string(source) + ", which is outside its mask, at " + file_and_line(site));
+        { leave_thread(), note("a shuffle reads lane " + std::to_string(source) + ", which is outside its mask, at " + file_and_line(site)); stop(); }
     const unsigned exists = num_threads_ - base >= kWarp ? ~0u : (1u << (num_threads_ - base)) - 1;
-    if (mask & ~exists) fail("the mask names lanes that the block does not have at " + file_and_line(site));
+    if (mask & ~exists) { leave_thread(), note("the mask names lanes that the block does not have at " + file_and_line(site)); stop(); }
     CudaThread& t = threads_[self];
     t.kind = kind, t.mask = mask, t.value = value, t.source = source, t.site = site;
     const int first = base + __builtin_ctz(mask);
@@ -459,7 +495,7 @@ std::uint64_t Worker::collective(Collective kind, unsigned mask, std::uint64_t v
     for (unsigned m = r.arrived; m; m &= m - 1) {
         const CudaThread& other = threads_[base + __builtin_ctz(m)];
         if (other.mask != mask || other.kind != kind)
-            fail("lanes meet in different collectives: " + file_and_line(other.site) + " and " + file_and_line(site));
+            { leave_thread(), note("lanes meet in different collectives: " + file_and_line(other.site) + " and " + file_and_line(site)); stop(); }
         break;                                      // those that arrived agree with each other
     }
     r.arrived |= 1u << lane;
@@ -494,7 +530,7 @@ void* Worker::take_bytes(std::size_t bytes) {
 }
 
 void* Worker::dynamic_shared() {
-    if (!dynamic_) fail("the kernel reads dynamic shared memory, but its launch gave it none");
+    if (!dynamic_) { leave_thread(), note("the kernel reads dynamic shared memory, but its launch gave it none"); stop(); }
     return dynamic_;
 }
 
@@ -503,8 +539,8 @@ void* Worker::shared_array(const void* key, std::size_t bytes) {
         if (a.key == key) return a.data;
     static_bytes_ += bytes;
     if (static_bytes_ > kMaxStaticShared || static_bytes_ + dynamic_bytes_ > kMaxShared)
-        fail("more shared memory than a block may have: " + std::to_string(static_bytes_) + " static and " +
-             std::to_string(dynamic_bytes_) + " dynamic bytes");
+        { leave_thread(), note("more shared memory than a block may have: " + std::to_string(static_bytes_) + " static and " +
+             std::to_string(dynamic_bytes_) + " dynamic bytes"); stop(); }
     void* p = take_bytes(bytes);
     fill_ones(p, bytes);
     arrays_.push_back({key, p, bytes, true});
@@ -537,8 +573,11 @@ int launch(const char* name, Index3 grid, Index3 block, std::size_t dynamic_byte
 
     const int workers = static_cast<int>(std::min<std::uint64_t>(std::max(1, the_schedule.workers), blocks));
     std::atomic<bool> ok = true;
+    // Made before the OS threads and ended after them: two workers share nothing that would order one before the other.
+    std::vector<std::unique_ptr<Worker>> all;
+    for (int i = 0; i < workers; ++i) all.push_back(std::make_unique<Worker>(name, grid, block, dynamic_bytes, thread, i));
     const auto share = [&](int index) {
-        Worker w(name, grid, block, dynamic_bytes, thread, index);
+        Worker& w = *all[index];
         worker = &w;
         // Worker w takes blocks w, w + workers, …: neighbouring blocks, which are the likeliest to collide, run on different ones.
         const std::uint64_t count = (blocks - index + workers - 1) / workers;

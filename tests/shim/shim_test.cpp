@@ -6,15 +6,37 @@
 
 #include <cmath>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/shim/seeded_bugs.hpp"
 
 #if defined(SHIM_TSAN)
 #include <sanitizer/tsan_interface.h>
-namespace { int reports = 0; }
-/// Called by ThreadSanitizer for every report; a test that seeds a race counts instead of failing.
-extern "C" void __tsan_on_report(void*) { ++reports; }
+#include <unistd.h>
+namespace {
+int reports = 0, unexpected = 0;
+bool seeded = false;
+/// A race that no test asked for fails the test it was found in.
+class Races : public ::testing::EmptyTestEventListener {
+    void OnTestEnd(const ::testing::TestInfo&) override {
+        alarm(0);
+        EXPECT_EQ(std::exchange(unexpected, 0), 0) << "ThreadSanitizer's reports stand above";
+    }
+};
+const bool watched = [] {
+    ::testing::UnitTest::GetInstance()->listeners().Append(new Races);
+    return true;
+}();
+}  // namespace
+/// A report counts also where the address had one before (shared memory often lies at the same place).
+extern "C" const char* __tsan_default_options() { return "suppress_equal_addresses=0:report_thread_leaks=0:exitcode=0"; }
+/// Called by ThreadSanitizer before every report; a test that seeds a race counts instead of failing. Reports from two workers
+/// at once have been seen to wait for each other for ever: an unexpected one ends the program soon.
+extern "C" void __tsan_on_report(void*) {
+    ++reports;
+    if (!seeded) ++unexpected, alarm(10);
+}
 #endif
 
 namespace moeplan::test {
@@ -25,7 +47,9 @@ template <typename F>
 int races_of(F body) {
 #if defined(SHIM_TSAN)
     reports = 0;
+    seeded = true;
     body();
+    seeded = false;
     return reports;
 #else
     body();
