@@ -4,6 +4,8 @@
 #include <cstdio>
 #include <algorithm>
 #include <fmt/format.h>
+#include <iostream>
+#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -187,6 +189,20 @@ void add_simulate(CLI::App& app, Run& run) {
     command->add_option("--compare", words->compare, "Two reports, field by field")->expected(2)->type_name("A B");
     command->footer("Example: moeplan simulate --model mixtral-8x7b --cluster dgx-h100:2 --tp 1 --ep 8 --pp 2 --micro-batch 1 --global-batch 64 --seq 4096");
     command->callback([words, &run] { run = [words] { return simulate(*words); }; });
+
+    // One simulation a process: a case on standard input, its report on standard output. Hidden: programs call it.
+    auto fidelity = std::make_shared<std::string>("flow");
+    CLI::App* child = app.add_subcommand("_simulate", "")->group("");
+    child->add_option("--fidelity", *fidelity)->check(CLI::IsMember({"closed-form", "flow"}));
+    child->callback([fidelity, &run] {
+        run = [fidelity] {
+            const std::string text{std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()};
+            const StepCase step = step_case_from_json(JsonReader::from_text(text, "standard input"));
+            const StepReport report = *fidelity == "flow" ? simulate_step(step) : estimate_step(step);
+            fmt::print("{}", to_file_text(to_json(report)));
+            return static_cast<int>(kDone);
+        };
+    });
 }
 
 }  // namespace moeplan::cli

@@ -7,6 +7,14 @@
 
 namespace moeplan {
 
+bool runs_on_cpu(const StepCase& step) { return step.profile && step.profile->host_overlap <= 0; }
+Overlap effective_overlap(const StepCase& step) {
+    if (!runs_on_cpu(step)) return step.schedule.overlap;
+    Overlap none = step.schedule.overlap;
+    none.gradients = none.parameters = none.tensor = none.experts = false;
+    return none;
+}
+
 LayerShapes::LayerShapes(const StepCase& step) {
     const auto& schedule = step.schedule;
     const std::int64_t tp = step.layout.tensor_parallel_size, cp = step.layout.context_parallel_size;
@@ -250,7 +258,7 @@ void LayerPasses::attention_forward(Pass& pass, const LayerSpec& layer, Phase ph
     const bool gathers = step_.schedule.sequence_parallel && tp > 1;
     pass.name("attention");
     pass.streamed("rms_norm_forward", shapes_.split_tokens, step_.model.hidden_size);
-    if (gathers) pass.beside(Collective::all_gather, Group::tensor, static_cast<double>(T) * d * el, Stream::tensor, Part::tensor_comm, step_.schedule.overlap.tensor);
+    if (gathers) pass.beside(Collective::all_gather, Group::tensor, static_cast<double>(T) * d * el, Stream::tensor, Part::tensor_comm, effective_overlap(step_).tensor);
     pass.name("attention");
     for (const auto& [n, k] : a.inputs) pass.gemm(T, n, k);
     pass.join();
@@ -317,7 +325,7 @@ void LayerPasses::dense_forward(Pass& pass, const DenseFeedForward& ffn, Phase p
     const std::int64_t f = std::max<std::int64_t>(1, ffn.dense_hidden_size / tp);
     const bool gathers = step_.schedule.sequence_parallel && tp > 1;
     pass.streamed("rms_norm_forward", shapes_.split_tokens, step_.model.hidden_size);
-    if (gathers) pass.beside(Collective::all_gather, Group::tensor, static_cast<double>(T) * d * el, Stream::tensor, Part::tensor_comm, step_.schedule.overlap.tensor);
+    if (gathers) pass.beside(Collective::all_gather, Group::tensor, static_cast<double>(T) * d * el, Stream::tensor, Part::tensor_comm, effective_overlap(step_).tensor);
     pass.name("feed-forward");
     pass.gemm(T, gates(ffn.activation) * f, hidden);
     pass.join();
@@ -365,6 +373,7 @@ void LayerPasses::shared_forward(Pass& pass, const MoeFeedForward& moe) {
     pass.gemm(T, gates(moe.activation) * f, hidden);
     pass.streamed(activation_name(moe.activation, true), T, f);
     pass.gemm(T, hidden, f);
+    pass.streamed("residual_add", T, hidden);
 }
 void LayerPasses::shared_backward(Pass& pass, const MoeFeedForward& moe, BackwardPart which) {
     const std::int64_t width = static_cast<std::int64_t>(moe.num_shared_experts) * moe.shared_expert_hidden_size;
@@ -399,7 +408,7 @@ void LayerPasses::moe_forward(Pass& pass, const MoeFeedForward& moe, Phase phase
         pass.streamed("document_pool", units, moe.num_experts, 4);
         if (is_own_trainer(step_)) pass.streamed("router_forward", units, moe.num_experts, 4);    // probabilities before the mask
     }
-    const bool hide = step_.schedule.overlap.experts && ep > 1 && moe.num_shared_experts > 0 && !shared_sharded;
+    const bool hide = effective_overlap(step_).experts && ep > 1 && moe.num_shared_experts > 0 && !shared_sharded;
     if (!hide) {
         if (shared_sharded && step_.schedule.sequence_parallel) pass.exchange(Collective::all_gather, Group::tensor, static_cast<double>(shapes_.tokens) * d * el, Stream::tensor, Part::tensor_comm);
         shared_forward(pass, moe);
@@ -422,12 +431,12 @@ void LayerPasses::moe_forward(Pass& pass, const MoeFeedForward& moe, Phase phase
     }
     if (etp > 1) pass.exchange(Collective::all_gather, Group::expert_tensor, static_cast<double>(rows) * etp * sub * el, Stream::tensor, Part::tensor_comm);
     pass.name("experts");
-    if (ep > 1 && moe.num_experts > ep) pass.streamed_rows("permute_forward", sub);    // chunks by source → by expert
+    if (ep > 1 && (moe.num_experts > ep || is_own_trainer(step_))) pass.streamed_rows("permute_forward", sub);    // chunks by source → by expert
     pass.grouped(gates(moe.activation) * f, sub);
     pass.streamed_rows(activation_name(moe.activation, true), f);
     if (moe.sub_norm) pass.streamed_rows("rms_norm_forward", f);
     pass.grouped(sub, f);
-    if (ep > 1 && moe.num_experts > ep) pass.streamed_rows("permute_forward", sub);
+    if (ep > 1 && (moe.num_experts > ep || is_own_trainer(step_))) pass.streamed_rows("permute_forward", sub);
     if (etp > 1) pass.exchange(Collective::reduce_scatter, Group::expert_tensor, static_cast<double>(rows) * etp * sub * el, Stream::tensor, Part::tensor_comm);
     if (ep > 1) pass.exchange(Collective::all_to_all, Group::expert, static_cast<double>(sub) * el, Stream::expert, Part::combine, true, false);
     pass.name("combine");
@@ -445,7 +454,7 @@ void LayerPasses::moe_backward(Pass& pass, const MoeFeedForward& moe, BackwardPa
     const std::int64_t f = std::max<std::int64_t>(1, moe.expert_hidden_size / etp);
     const bool input = which != BackwardPart::weight;
     const bool shared_sharded = tp > 1 && moe.num_shared_experts > 0;
-    const bool hide = step_.schedule.overlap.experts && ep > 1 && moe.num_shared_experts > 0 && !shared_sharded && which == BackwardPart::both;
+    const bool hide = effective_overlap(step_).experts && ep > 1 && moe.num_shared_experts > 0 && !shared_sharded && which == BackwardPart::both;
     const auto& modules = step_.schedule.recompute.modules;
     if (input && modules.contains("moe") && !step_.schedule.recompute.full) moe_forward(pass, moe, Phase::recompute);
     pass.phase = Phase::backward;
@@ -466,7 +475,7 @@ void LayerPasses::moe_backward(Pass& pass, const MoeFeedForward& moe, BackwardPa
     }
     if (etp > 1 && input) pass.exchange(Collective::all_gather, Group::expert_tensor, static_cast<double>(rows) * etp * sub * el, Stream::tensor, Part::tensor_comm);
     pass.name("experts backward");
-    const bool sorts = ep > 1 && moe.num_experts > ep;
+    const bool sorts = ep > 1 && (moe.num_experts > ep || is_own_trainer(step_));
     if (input && sorts) pass.streamed_rows("permute_backward", sub);
     if (input && modules.contains("moe_act") && !step_.schedule.recompute.full) pass.streamed_rows(activation_name(moe.activation, true), f);
     pass.grouped_backward(sub, f, which);

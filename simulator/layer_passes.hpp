@@ -19,6 +19,11 @@ struct LayerShapes {
     Bytes element;                       ///< of an activation
 };
 
+/// A CPU profile: kernels of our own trainer, one after another on the thread that also communicates. Nothing overlaps.
+bool runs_on_cpu(const StepCase&);
+/// What the schedule asks for, or nothing on a CPU.
+Overlap effective_overlap(const StepCase&);
+
 /// One item of a pass: kernels, or an exchange. `after` names items of the same pass; −1 is what came before the pass.
 struct PassItem {
     bool exchange = false;

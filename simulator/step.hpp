@@ -142,6 +142,11 @@ StepReport simulate_step(const StepCase&);  ///< flows: contention, stragglers, 
 
 std::string digest_of(const StepCase&);
 
+/// A whole case as one file: what another process needs to simulate it.
+/// @param trace  where the recorded routing lies, if the case has one
+Json to_json(const StepCase&, const std::string& trace = "");
+StepCase step_case_from_json(const JsonReader&);  ///< @throws InputError
+
 Json to_json(const StepReport&);
 StepReport report_from_json(const JsonReader&);  ///< @throws InputError
 

@@ -67,6 +67,61 @@ std::string digest_of(const StepCase& step) {
     return digest.hex();
 }
 
+Json to_json(const StepCase& step, const std::string& trace) {
+    Json out = json_header("case");
+    out["model"] = to_json(step.model);
+    out["cluster"] = to_json(step.cluster);
+    out["layout"] = layout_to_json(step.layout, step.schedule);
+    out["profile"] = to_json(*step.profile);
+    if (const auto* synthetic = std::get_if<SyntheticRouting>(&step.routing))
+        out["routing"] = Json{{"kind", synthetic->kind}, {"exponent", synthetic->exponent}, {"document_concentration", synthetic->document_concentration}};
+    else
+        out["trace"] = trace;
+    out["seed"] = step.seed;
+    out["stragglers"] = Json::array();
+    for (const auto& [rank, factor] : step.disturbances.stragglers) out["stragglers"].push_back(Json{{"rank", rank}, {"factor", factor}});
+    out["link_faults"] = Json::array();
+    for (const auto& [link, factor] : step.disturbances.link_faults) out["link_faults"].push_back(Json{{"link", link}, {"factor", factor}});
+    return out;
+}
+
+StepCase step_case_from_json(const JsonReader& reader) {
+    reader.refuse_unknown({"model", "cluster", "layout", "profile", "routing", "trace", "seed", "stragglers", "link_faults"});
+    StepCase step;
+    step.model = model_from_json(reader.at("model"));
+    step.cluster = cluster_from_json(reader.at("cluster"));
+    LayoutWords words;
+    for (const auto& [key, value] : reader.at("layout").members()) {
+        if (key == "$schema" || key == "version" || key == "made") continue;
+        if (value.is_string()) {
+            words[key] = value.text();
+        } else if (value.is_array()) {
+            std::vector<std::string> parts;
+            for (const auto& item : value.items()) parts.push_back(item.is_string() ? item.text() : item.value().dump());
+            words[key] = join(parts, ",");
+        } else {
+            words[key] = value.value().dump();
+        }
+    }
+    const ResolvedLayout resolved = resolve_layout(words, step.model, num_gpus(step.cluster));
+    step.layout = resolved.layout;
+    step.schedule = resolved.schedule;
+    step.profile = std::make_shared<const Profile>(profile_from_json(reader.at("profile")));
+    if (const auto trace = reader.find("trace")) {
+        step.routing = std::make_shared<const TraceReader>(trace->text());
+    } else {
+        const JsonReader routing = reader.at("routing");
+        routing.refuse_unknown({"kind", "exponent", "document_concentration"});
+        step.routing = SyntheticRouting{routing.at("kind").text(), routing.number_or("exponent", 0), routing.number_or("document_concentration", 0)};
+    }
+    if (const auto seed = reader.find("seed")) step.seed = seed->value().is_number_unsigned() ? seed->value().get<std::uint64_t>() : static_cast<std::uint64_t>(seed->integer(0));
+    if (const auto list = reader.find("stragglers"))
+        for (const auto& item : list->items()) step.disturbances.stragglers.emplace_back(item.at("rank").count(), item.at("factor").number(0));
+    if (const auto list = reader.find("link_faults"))
+        for (const auto& item : list->items()) step.disturbances.link_faults.emplace_back(item.at("link").text(), item.at("factor").number(0));
+    return step;
+}
+
 Seconds lower_bound(const StepCase& step) {
     // Every stage works off its flops at the peak rate for each micro-batch, and waits once for the stages before it, there
     // and back. Communication, memory traffic and skew only add. O(layers), no kernel is looked up.

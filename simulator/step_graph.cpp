@@ -503,7 +503,7 @@ class Builder {
         const bool each_time = step_.schedule.sharding >= Sharding::zero2;
         if (!last_time && !each_time) return;
         const Held parameters = held(layer);
-        if (!step_.schedule.overlap.gradients && !each_time) {
+        if (!effective_overlap(step_).gradients && !each_time) {
             waiting_.dense += parameters.dense;
             waiting_.expert += parameters.expert;
             return;
@@ -533,7 +533,7 @@ class Builder {
     /// ZeRO-1/2 with overlap: the parameters that the last step updated arrive while the first micro-batch runs forward.
     void start_parameter_gathers(LaneState& state, int lane, const std::vector<LayerChunk>& layer_chunks) {
         const Sharding sharding = step_.schedule.sharding;
-        if (sharding == Sharding::none || shards_parameters() || !step_.schedule.overlap.parameters) return;
+        if (sharding == Sharding::none || shards_parameters() || !effective_overlap(step_).parameters) return;
         if (lane == 0) parameter_gathers_[slot_of(kEmbedding)] = gather(state, lane, kEmbedding, 0, Phase::forward, {});
         for (const auto& chunk : layer_chunks)
             for (int l = chunk.first; l < chunk.first + chunk.count; ++l) parameter_gathers_[slot_of(l)] = gather(state, lane, l, 0, Phase::forward, {});
@@ -544,7 +544,7 @@ class Builder {
             // prefetched one layer ahead: asked for when the pass before the last one ended
             const std::uint32_t since = state.pass_ends.size() >= 2 ? state.pass_ends[state.pass_ends.size() - 2] : kNone;
             const auto ids = gather(state, lane, layer, slot.micro_batch, slot.pass == Pass::forward ? Phase::forward : Phase::backward,
-                                    step_.schedule.overlap.parameters ? std::vector{since} : std::vector{state.last});
+                                    effective_overlap(step_).parameters ? std::vector{since} : std::vector{state.last});
             state.wait.insert(state.wait.end(), ids.begin(), ids.end());
             return;
         }
@@ -579,7 +579,7 @@ class Builder {
         for (std::size_t i = graph_.ops.size(); i-- > 0;)
             if (graph_.ops[i].lane == lane && graph_.ops[i].part == Part::optimizer) optimizer_start_.back() = static_cast<std::uint32_t>(i);
             else break;
-        if (sharding != Sharding::none && !shards_parameters() && !step_.schedule.overlap.parameters)
+        if (sharding != Sharding::none && !shards_parameters() && !effective_overlap(step_).parameters)
             for (const auto& [group, count] : {std::pair{Group::data_context, all.dense}, std::pair{Group::expert_data, all.expert}})
                 if (count > 0 && replicas_of(group) > 1)
                     data_exchange(state, lane, Collective::all_gather, group, count * parameter_bytes(), Phase::optimizer, 0, 0, {state.last});
@@ -610,6 +610,7 @@ class Builder {
     }
 
     void notes() {
+        if (runs_on_cpu(step_)) graph_.assumptions.push_back("on a CPU kernels run one after another and nothing overlaps with communication");
         if (graph_.replicas > 1)
             graph_.folded.push_back(std::to_string(graph_.replicas) + " data-parallel replicas of each stage were simulated as one of " + std::to_string(graph_.width) +
                                     (graph_.width == 1 ? " rank" : " ranks") + "; their traffic was not folded");
@@ -619,7 +620,7 @@ class Builder {
             graph_.assumptions.push_back("a multi-token-prediction module is priced as one more layer of the last kind with a projection and a loss");
         if (step_.layout.context_parallel_size > 1)
             graph_.assumptions.push_back("context parallelism shares the causal attention evenly and gathers keys and values beside it");
-        if (step_.schedule.overlap.experts && step_.layout.expert_parallel_size > 1)
+        if (effective_overlap(step_).experts && step_.layout.expert_parallel_size > 1)
             graph_.assumptions.push_back("expert overlap hides the all-to-all behind the shared experts; overlap with another micro-batch is not simulated yet");
     }
 

@@ -1,6 +1,7 @@
 #include "traces/routing_law.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "core/errors.hpp"
@@ -120,25 +121,52 @@ class DistinctChoices {
     std::size_t k_;
 };
 
-/// Binomial(n, p) draws: exact by counting geometric gaps while that is short, else the rounded
-/// normal.
+/// log k! less Stirling's (k + ½)·log(k + 1) − (k + 1) + ½·log 2π.
+double stirling_rest(double k) {
+    constexpr std::array kTable = {
+        0.0810614667953272, 0.0413406959554092, 0.0276779256849983, 0.02079067210376509,
+        0.0166446911898211, 0.0138761288230707, 0.0118967099458917, 0.0104112652619720,
+        0.00925546218271273, 0.00833056343336287};
+    if (k < kTable.size()) return kTable[static_cast<std::size_t>(k)];
+    const double x = k + 1, square = x * x;
+    return (1.0 / 12 - (1.0 / 360 - 1.0 / 1260 / square) / square) / x;
+}
+
+/// Binomial(n, p) draws, exact: by counting geometric gaps while there are few, else by transformed
+/// rejection in a time that does not depend on n (BTRS: Hörmann, The generation of binomial random
+/// variates, J. Stat. Comput. Simul. 46, 1993).
 std::uint64_t binomial(std::uint64_t n, double p, DrawStream& draws) {
     if (n == 0 || p <= 0) return 0;
     if (p >= 1) return n;
     if (p > 0.5) return n - binomial(n, 1 - p, draws);
-    const double mean = static_cast<double>(n) * p, variance = mean * (1 - p);
-    if (variance > 100) {
-        const double x = std::round(mean + std::sqrt(variance) * draws.normal());
-        return static_cast<std::uint64_t>(std::clamp(x, 0.0, static_cast<double>(n)));
+    const double count = static_cast<double>(n), mean = count * p;
+    if (mean < 10) {
+        // Gaps between successes are geometric: floor(log(u) / log(1 − p)) failures before each.
+        const double log_failure = std::log1p(-p);
+        std::uint64_t successes = 0;
+        double position = 0;
+        while (true) {
+            position += std::floor(-draws.exponential() / log_failure) + 1;
+            if (position > count) return successes;
+            ++successes;
+        }
     }
-    // Gaps between successes are geometric: floor(log(u) / log(1 − p)) failures before each.
-    const double log_failure = std::log1p(-p);
-    std::uint64_t successes = 0;
-    double position = 0;
+    const double spread = std::sqrt(mean * (1 - p)), b = 1.15 + 2.53 * spread,
+                 a = -0.0873 + 0.0248 * b + 0.01 * p, c = mean + 0.5, inside = 0.92 - 4.2 / b,
+                 alpha = (2.83 + 5.1 / b) * spread, mode = std::floor((count + 1) * p),
+                 odds = p / (1 - p);
     while (true) {
-        position += std::floor(-draws.exponential() / log_failure) + 1;
-        if (position > static_cast<double>(n)) return successes;
-        ++successes;
+        const double u = draws.uniform() - 0.5, v = draws.uniform(), edge = 0.5 - std::abs(u);
+        const double k = std::floor((2 * a / edge + b) * u + c);
+        if (edge >= 0.07 && v <= inside) return static_cast<std::uint64_t>(k);
+        if (!(k >= 0 && k <= count)) continue;
+        const double bound =
+            (mode + 0.5) * std::log((mode + 1) / (odds * (count - mode + 1))) +
+            (count + 1) * std::log((count - mode + 1) / (count - k + 1)) +
+            (k + 0.5) * std::log(odds * (count - k + 1) / (k + 1)) + stirling_rest(mode) +
+            stirling_rest(count - mode) - stirling_rest(k) - stirling_rest(count - k);
+        if (std::log(v * alpha / (a / (edge * edge) + b)) <= bound)
+            return static_cast<std::uint64_t>(k);
     }
 }
 
@@ -292,6 +320,10 @@ RoutingLoads synthetic_loads(const RoutingLaw& law, const SynthesisShape& s, See
     const LawLayer at{s.num_experts, s.top_k, moe_layer, seed};
     const auto per_token =
         static_cast<std::uint64_t>(s.top_k) * static_cast<std::uint64_t>(s.num_moe_heads);
+    // Laws that know no documents have one set of shares a layer.
+    const bool alike = law.kind == "multinomial" || law.kind == "zipf" || law.kind == "hot" ||
+                       law.kind == "token_drop";
+    const ExpertShares same = alike ? shares_of(law, at, 0) : ExpertShares{};
     std::uint64_t dealt = 0;
     for (int rank = 0; rank < s.num_ranks; ++rank) {
         std::uint32_t* counts = out.sub_tokens.data() + static_cast<std::size_t>(rank) * experts;
@@ -311,7 +343,7 @@ RoutingLoads synthetic_loads(const RoutingLaw& law, const SynthesisShape& s, See
                     derive(derive(seed, "loads", static_cast<std::uint64_t>(moe_layer)), "document",
                            piece.document));
                 add_multinomial(static_cast<std::uint64_t>(piece.tokens) * per_token,
-                                shares_of(law, at, piece.document), draws, counts);
+                                alike ? same : shares_of(law, at, piece.document), draws, counts);
             }
     }
     if (law.kind == "token_drop") {

@@ -77,8 +77,7 @@ RoutingLoads synthetic_loads(const RoutingLaw&, const SynthesisShape&, Seed, int
 /// A step of a counts-only trace: `synthetic_loads` of every layer and micro-batch.
 TraceStep synthetic_counts(const RoutingLaw&, const SynthesisShape&, Seed, int step);
 
-/// Counts of n draws with these shares. Binomials below a variance of 100 are exact, above it the
-/// rounded normal.
+/// Counts of n draws with these shares: binomials one after another, exact.
 void add_multinomial(std::uint64_t n, const ExpertShares&, DrawStream&, std::uint32_t* counts);
 
 }  // namespace moeplan

@@ -41,6 +41,21 @@ TEST(StepReport, AMissingOrWrongFieldIsNamed) {
     EXPECT_THROW(report_from_json(JsonReader::from_value(json, "r.json")), InputError);
 }
 
+TEST(StepCase, ReadsBackAndAnswersTheSame) {
+    StepCase step = tests::small_case(1);
+    step.layout = {1, 1, 2, 4, 4, 1};
+    step.schedule.stage_layers = {1, 3};
+    step.routing = SyntheticRouting{"zipf", 1.1, 0};
+    step.seed = 12345;
+    step.disturbances.stragglers = {{3, 1.25}};
+    const StepCase again = step_case_from_json(JsonReader::from_text(to_file_text(to_json(step)), "case.json"));
+    EXPECT_EQ(again.layout, step.layout);
+    EXPECT_EQ(again.schedule, step.schedule);
+    StepReport a = estimate_step(step), b = estimate_step(again);
+    EXPECT_EQ(a.step_time.value, b.step_time.value);
+    EXPECT_EQ(a.made.case_digest, b.made.case_digest);
+}
+
 TEST(StepReport, ComparisonGivesRatiosOfNumbers) {
     StepCase step = tests::small_case(1);
     const StepReport a = estimate_step(step);
