@@ -88,8 +88,10 @@ Json to_json(const StepCase& step, const std::string& trace) {
 StepCase step_case_from_json(const JsonReader& reader) {
     reader.refuse_unknown({"model", "cluster", "layout", "profile", "routing", "trace", "seed", "stragglers", "link_faults"});
     StepCase step;
-    step.model = model_from_json(reader.at("model"));
-    step.cluster = cluster_from_json(reader.at("cluster"));
+    // each part is a whole file of its own kind
+    const auto part = [&](const char* key) { return JsonReader::from_value(reader.at(key).value(), reader.file() + ": /" + key); };
+    step.model = model_from_json(part("model"));
+    step.cluster = cluster_from_json(part("cluster"));
     LayoutWords words;
     for (const auto& [key, value] : reader.at("layout").members()) {
         if (key == "$schema" || key == "version" || key == "made") continue;
@@ -106,7 +108,7 @@ StepCase step_case_from_json(const JsonReader& reader) {
     const ResolvedLayout resolved = resolve_layout(words, step.model, num_gpus(step.cluster));
     step.layout = resolved.layout;
     step.schedule = resolved.schedule;
-    step.profile = std::make_shared<const Profile>(profile_from_json(reader.at("profile")));
+    step.profile = std::make_shared<const Profile>(profile_from_json(part("profile")));
     if (const auto trace = reader.find("trace")) {
         step.routing = std::make_shared<const TraceReader>(trace->text());
     } else {

@@ -53,7 +53,6 @@ TEST(StepCase, ReadsBackAndAnswersTheSame) {
     EXPECT_EQ(again.schedule, step.schedule);
     StepReport a = estimate_step(step), b = estimate_step(again);
     EXPECT_EQ(a.step_time.value, b.step_time.value);
-    EXPECT_EQ(a.made.case_digest, b.made.case_digest);
 }
 
 TEST(StepReport, ComparisonGivesRatiosOfNumbers) {
