@@ -131,7 +131,7 @@ void add_check(CLI::App& app, Run& run) {
                      "Load of the busiest expert rank over the mean, for its buffers")
         ->check(CLI::Range(1.0, 1e6))
         ->capture_default_str();
-    add_output_flags(*check, words->output, false);
+    add_output_flags(*check, words->output);
     check->callback([words, &run] {
         run = [words]() -> int {
             const ModelSpec model = load_model(words->model.model);

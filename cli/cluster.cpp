@@ -141,7 +141,7 @@ void add_cluster(CLI::App& app, Run& run) {
     auto show_words = std::make_shared<ShowWords>();
     CLI::App* show_app = cluster->add_subcommand("show", "A cluster in numbers; without a name, all shipped ones");
     show_app->add_option("cluster", show_words->cluster, "A shipped name with its size, localhost, or a file")->type_name("NAME[:N]|FILE");
-    add_output_flags(*show_app, show_words->output, false);
+    add_output_flags(*show_app, show_words->output);
     show_app->footer("Example: moeplan cluster show dgx-h100:16");
     show_app->callback([=, &run] { run = [=] { return show(*show_words); }; });
 

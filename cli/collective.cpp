@@ -97,7 +97,7 @@ void add_collective(CLI::App& app, Run& run) {
         ->check(CLI::IsMember({"closed-form", "flow"}));
     add_cluster_flags(*sub, words->cluster);
     add_profile_flag(*sub, words->profile);
-    add_output_flags(*sub, words->output, false);
+    add_output_flags(*sub, words->output);
     sub->footer(
         "Example: moeplan collective all_to_all --bytes 1M..1G --ranks 16 --cluster dgx-h100:2 "
         "--fidelity flow");

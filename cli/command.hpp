@@ -25,6 +25,7 @@ void add_check(CLI::App&, Run&);
 void add_profile(CLI::App&, Run&);
 void add_measure(CLI::App&, Run&);    ///< hidden: a rank of a real run
 void add_train(CLI::App&, Run&);
+void add_corpus(CLI::App&, Run&);
 void add_trace(CLI::App&, Run&);
 void add_collective(CLI::App&, Run&);
 void add_simulate(CLI::App&, Run&);

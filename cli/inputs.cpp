@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <charconv>
 
+#include "cli/report/pages.hpp"
 #include "core/errors.hpp"
 #include "core/output_file.hpp"
 
@@ -179,6 +180,7 @@ void add_output_flags(CLI::App& app, OutputWords& words, bool html) {
 
 void write_answer(const OutputWords& words, const Json& answer) {
     if (!words.json.empty()) write_whole(words.json, to_file_text(answer));
+    write_page(words.html, answer, "");
 }
 
 void add_seed_flag(CLI::App& app, std::uint64_t& seed) {

@@ -65,7 +65,7 @@ struct OutputWords {
     bool quiet() const { return json == "-" || html == "-"; }
 };
 void add_output_flags(CLI::App&, OutputWords&, bool html = true);
-/// Writes the answer if --json was given.
+/// Writes the answer if --json was given, its page if --html was.
 void write_answer(const OutputWords&, const Json& answer);
 
 /// --seed N (default 0)

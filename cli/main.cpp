@@ -22,6 +22,7 @@ constexpr AddCommand kCommands[] = {
     add_check,
     add_profile,
     add_train,
+    add_corpus,
     add_trace,
     add_collective,
     add_measure,

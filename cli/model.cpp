@@ -165,7 +165,7 @@ void add_model(CLI::App& app, Run& run) {
     show->add_option("--seq", words->sequence_length, "Tokens of a sequence, for attention's share")
         ->check(CLI::Range(1, 1 << 26))
         ->capture_default_str();
-    add_output_flags(*show, words->output, false);
+    add_output_flags(*show, words->output);
     show->callback([words, &run] {
         run = [words]() -> int {
             const ModelSpec spec = load_model(words->spec);

@@ -11,7 +11,6 @@
 #include "cli/inputs.hpp"
 #include "cli/plan_text.hpp"
 #include "cli/progress_bar.hpp"
-#include "cli/report/plan_page.hpp"
 #include "core/errors.hpp"
 #include "core/output_file.hpp"
 #include "core/text.hpp"
@@ -158,11 +157,6 @@ int run(const Words& words) {
 
     const Json answer = to_json(found, base);
     write_answer(words.output, answer);
-    if (!words.output.html.empty()) {
-        Page page("Plan", base.model.name + " on " + base.cluster.name);
-        add_plan_sections(page, JsonReader::from_value(answer, "plan"));
-        write_whole(words.output.html, page.html());
-    }
     if (!words.output.quiet()) std::fputs(plan_text(found, base).c_str(), stdout);
     return found.best.empty() ? kNo : kDone;
 }

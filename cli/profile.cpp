@@ -281,7 +281,7 @@ void add_profile(CLI::App& app, Run& run) {
         "profile",
         "Measure what this machine can do: kernels and links, with spread and conditions");
     add_words(*command, *words);
-    add_output_flags(*command, words->output, false);
+    add_output_flags(*command, words->output);
     command->footer("Example: moeplan profile --links --seconds 20 --out profile.json");
     command->callback([words, &run] { run = [words] { return run_profile(*words); }; });
 

@@ -11,6 +11,7 @@
 
 #include "cli/command.hpp"
 #include "cli/inputs.hpp"
+#include "cli/report/pages.hpp"
 #include "cli/table.hpp"
 #include "core/errors.hpp"
 #include "core/output_file.hpp"
@@ -154,7 +155,7 @@ int simulate(const SimulateWords& words) {
         return kNo;
     }
     step.profile = read_profile(words.profile, step.cluster);
-    step.keep_timeline = !words.timeline.empty();
+    step.keep_timeline = !words.timeline.empty() || !words.output.html.empty();
     const auto fidelity = from_name<Fidelity>(words.fidelity);
     const StepRunner runner = fidelity == Fidelity::flow ? simulate_step : estimate_step;
     StepReport report = with_samples(step, runner, words.samples);
@@ -164,6 +165,7 @@ int simulate(const SimulateWords& words) {
     if (!words.timeline.empty()) write_whole(words.timeline, chrome_trace(report));
     if (!words.output.quiet()) print_report(step, report);
     write_answer(words.output, to_json(report));
+    write_page(words.output.html, {report_of(to_json(report), step.model.name + " on " + step.cluster.name), report_of(Json::parse(chrome_trace(report)), "this step")}, "One training step");
     return kDone;
 }
 
@@ -177,7 +179,7 @@ void add_simulate(CLI::App& app, Run& run) {
     add_layout_flags(*command, words->layout);
     add_profile_flag(*command, words->profile);
     add_routing_flags(*command, words->routing);
-    add_output_flags(*command, words->output, false);
+    add_output_flags(*command, words->output);
     add_seed_flag(*command, words->seed);
     command->add_option("--fidelity", words->fidelity, "closed-form: milliseconds; flow: every flow shares links by itself")
         ->check(CLI::IsMember({"closed-form", "flow"}))

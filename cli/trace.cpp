@@ -78,7 +78,7 @@ void add_trace_stats(CLI::App& app, Run& run) {
     CLI::App* sub =
         app.add_subcommand("stats", "Balance, drift, documents and co-activation of a trace");
     sub->add_option("trace", file, "a routing trace (HDF5)")->required();
-    add_output_flags(*sub, output, false);
+    add_output_flags(*sub, output);
     sub->footer("Example: moeplan trace stats build/quickstart/top_k.trace.h5");
     sub->callback([&run] {
         run = [] {
