@@ -256,7 +256,14 @@ void add_train(CLI::App& app, Run& run) {
     sub->callback([&run] {
         run = [] {
             Communicator world = world_communicator();
-            if (world.size() == 1) return run_training(words, world);
+            if (world.size() == 1) {
+                try {
+                    return run_training(words, world);
+                } catch (const Diverged& error) {
+                    std::fprintf(stderr, "moeplan: %s\n", error.what());
+                    return static_cast<int>(kNo);
+                }
+            }
             // What goes wrong on one rank ends all of them: the others would wait for it for ever.
             try {
                 return run_training(words, world);

@@ -8,9 +8,11 @@
 
 #include "core/errors.hpp"
 #include "core/json.hpp"
+#include "core/quantity_text.hpp"
 #include "core/text.hpp"
 #include "model/checkpoint.hpp"
 #include "model/layers/transformer.hpp"
+#include "model/op_counts.hpp"
 #include "model/trace_recorder.hpp"
 
 namespace moeplan {
@@ -87,6 +89,19 @@ void check_options(const TrainOptions& options, int ranks) {
 std::unique_ptr<Run> begin_run(const TrainOptions& options, Communicator& world) {
     check_options(options, world.size());
     auto run = std::make_unique<Run>(options, world);
+    // Weight, gradient and two moments; experts are spread. A model that cannot fit is refused
+    // before memory runs out.
+    const ParameterCounts counts = count_parameters(options.model);
+    const auto experts = counts.parts.find("experts");
+    const double spread = experts == counts.parts.end() ? 0 : double(experts->second);
+    const Bytes need =
+        size_of(options.format) * 4.0 *
+        (double(counts.total) - spread + spread / options.layout.expert_parallel_size);
+    const Bytes have{double(run->rt.backend.facts->memory_bytes)};
+    if (have.value > 0 && need > have)
+        throw InputError("--model", "", options.model.name,
+                         "a model that fits: a rank's weights, gradients and moments take " +
+                             to_text(need) + " of the " + to_text(have) + " of this device");
     const int ep = options.layout.expert_parallel_size;
     // Expert ranks are innermost (model/parallel_layout.hpp): ranks r·ep … r·ep + ep − 1 share the
     // experts.
@@ -306,9 +321,22 @@ StepRecord one_step(Run& run, int step, TraceRecorder* recorder, bool stop_asked
 
     mark = Clock::now();
     record.gradient_norm = gradient_norm(rt, run.model->parameters(), run.expert_group);
-    if (!std::isfinite(record.gradient_norm))
-        throw Diverged("step " + std::to_string(step) +
-                       ": the gradient is not finite while the loss is " + exact_text(record.loss));
+    if (!std::isfinite(record.gradient_norm)) {
+        std::string first;
+        for (Parameter* parameter : run.model->parameters().all()) {
+            const auto values =
+                rt.download(parameter->gradient.data(), parameter->count(), rt.stat);
+            if (!std::all_of(values.begin(), values.end(),
+                             [](double g) { return std::isfinite(g); })) {
+                first = parameter->name;
+                break;
+            }
+        }
+        throw Diverged("step " + std::to_string(step) + ": the gradient of " +
+                       (first.empty() ? "another rank's experts" : first) +
+                       " is not finite while the loss is " + exact_text(record.loss) +
+                       ". A lower --lr or a longer --warmup usually helps");
+    }
     const double clip = options.optimizer.clip;
     const double scale = clip > 0 && record.gradient_norm > clip ? clip / record.gradient_norm : 1;
     update(rt, run.model->parameters(), options.optimizer, record.learning_rate, step + 1, scale);
