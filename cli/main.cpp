@@ -28,6 +28,7 @@ constexpr AddCommand kCommands[] = {
     add_measure,
     add_simulate,
     add_plan,
+    add_validate,
     add_export,
     add_doctor,
     add_report,

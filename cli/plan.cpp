@@ -32,7 +32,7 @@ struct Words {
     std::string parity = "flops", objective = "throughput", law = "mh_calibrated",
                 fidelity = "flow";
     double tokens = 0, hot_rank_load = 0;
-    int best = 12, max_coarse = 96, threads = 0, spare_experts = 1;
+    int best = 12, max_coarse = 32, threads = 0, spare_experts = 1;
 };
 
 /// "1,2,4" of a flag.
@@ -212,7 +212,7 @@ void add_plan(CLI::App& app, Run& run_later) {
         ->check(CLI::Range(1, 1000))
         ->group(search);
     plan->add_option("--max-coarse", words->max_coarse,
-                     "Closed-form runs for each model, at most (default 96)")
+                     "Closed-form runs for each model, at most (default 32)")
         ->check(CLI::Range(1, 1000000))
         ->group(search);
     plan->add_option("--hot-rank-load", words->hot_rank_load,

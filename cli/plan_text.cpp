@@ -58,14 +58,14 @@ std::string plan_text(const Plan& plan, const StepCase& base) {
                      base.schedule.sequence_length, name_of(plan.objective)));
     const Funnel& funnel = plan.funnel;
     line(fmt::format(
-        "{} combinations → {} legal → {} fit → {} priced in closed form → {} at flow level\n",
-        funnel.combinations, funnel.legal, funnel.fit, funnel.coarse, funnel.fine));
+        "{} combinations → {} legal → {} fit → {} looked at → {} priced in closed form → {} at flow level\n",
+        funnel.combinations, funnel.legal, funnel.fit, funnel.scouted, funnel.coarse, funnel.fine));
 
     if (plan.best.empty()) {
         line("Nothing fits.");
     } else {
         Table table({"", "heads", "experts", "top-k", "width", "layout", "schedule", "step",
-                     "tokens/s", "MFU", "memory", "loss (range)"});
+                     "tokens/s", "MFU", "memory", "loss (range)", "against asked"});
         for (std::size_t i = 0; i < plan.best.size(); ++i) {
             const Candidate& c = plan.best[i];
             const MoeFeedForward* moe = first_moe(c.step.model);
@@ -79,9 +79,13 @@ std::string plan_text(const Plan& plan, const StepCase& base) {
                        layout_words(c.step.layout), schedule_words(c.step.schedule),
                        to_text(c.predicted.step_time), thousands(c.predicted.tokens_per_second),
                        fmt::format("{:.3f}", c.predicted.mfu), to_text(c.fullest_rank),
-                       c.quality ? fmt::format("{:.3f} ({:.3f} … {:.3f})", c.quality->loss,
+                       c.quality ? fmt::format("{:.2f} ({:.2f} … {:.2f})", c.quality->loss,
                                                c.quality->low, c.quality->high)
-                                 : "-"});
+                                 : "-",
+                       c.quality && c.quality->difference
+                           ? fmt::format("{:+.3f} … {:+.3f}", (*c.quality->difference)[0],
+                                         (*c.quality->difference)[1])
+                           : "-"});
         }
         out += table.text();
         line("* not dominated in step time, loss range and memory among these\n");

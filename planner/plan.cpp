@@ -12,18 +12,23 @@
 #include "model/check.hpp"
 #include "model/op_counts.hpp"
 #include "planner/parallel_for.hpp"
+#include "planner/scout.hpp"
 
 namespace moeplan {
 namespace {
 
-/// One legal combination that fits; the case itself is made when it is run, as there may be
-/// millions.
+/// One legal combination that fits, kept small: there may be millions. Its case is made when it is
+/// run.
 struct Point {
     std::size_t model = 0, layout = 0, schedule = 0;  ///< the schedule: index into schedules_of
-    Seconds bound;
+    Seconds bound, scouted = {std::numeric_limits<double>::infinity()};
     Bytes fullest;
-    Seconds coarse_time = {std::numeric_limits<double>::infinity()};
-    StepReport coarse;
+};
+
+/// A combination that the closed form priced.
+struct Priced {
+    Point point;
+    StepReport report;
 };
 
 /// What became of the combinations of one model and one layout.
@@ -228,9 +233,88 @@ bool fits_trace(const ModelSpec& model, const TraceReader& trace) {
            header.num_moe_heads == moe->num_moe_heads;
 }
 
+constexpr std::size_t kRound = 16;           ///< closed-form runs between two looks at the bound
+constexpr std::size_t kScoutedLayouts = 12;  ///< layouts whose every schedule is looked at
+
+constexpr std::size_t kClimbing = 8;  ///< best layouts whose neighbours are looked at next
+constexpr int kClimbs = 16;           ///< rounds of that, at most
+
+/// Whether one layout comes from the other by a single move: a factor from one size to another, or
+/// another size of the experts' groups.
+bool are_neighbours(const ParallelLayout& a, const ParallelLayout& b) {
+    const int attention = (a.tensor_parallel_size != b.tensor_parallel_size) +
+                          (a.context_parallel_size != b.context_parallel_size) +
+                          (a.pipeline_parallel_size != b.pipeline_parallel_size) +
+                          (a.data_parallel_size != b.data_parallel_size);
+    const int experts = (a.expert_parallel_size != b.expert_parallel_size) +
+                        (a.expert_tensor_parallel_size != b.expert_tensor_parallel_size);
+    return (attention <= 2 && experts == 0) || (attention == 0 && experts <= 2);
+}
+
+/// Looks at one schedule of the plain layouts, climbs from the best to their neighbours until none
+/// is better, then looks at every schedule of the best layouts, and puts the points in the order of
+/// what was seen; those not looked at follow in the order of their bound.
+/// @param points   in the order of their bound
+/// @param layouts  what Point::layout counts
+/// @return         how many were looked at
+std::int64_t scout_points(std::vector<Point>& points, const std::vector<ParallelLayout>& layouts,
+                          const std::function<void(Point&)>& scout, int num_threads,
+                          const std::function<void(double)>& done) {
+    std::map<std::size_t, std::size_t> first;  // layout → its point of the least bound
+    for (std::size_t i = 0; i < points.size(); ++i) first.emplace(points[i].layout, i);
+    std::vector<std::size_t> seen;  // points that were looked at
+    const auto unseen = [&](std::size_t i) { return points[i].scouted.value > 1e300; };
+    const auto look = [&](const std::vector<std::size_t>& at, double from, double to) {
+        parallel_for(
+            at.size(), num_threads, [&](std::size_t i) { scout(points[at[i]]); },
+            [&](std::size_t so_far) {
+                if (so_far % 16 == 0)
+                    done(from + (to - from) * static_cast<double>(so_far) /
+                                    static_cast<double>(at.size()));
+            });
+        seen.insert(seen.end(), at.begin(), at.end());
+        std::stable_sort(seen.begin(), seen.end(), [&](std::size_t a, std::size_t b) {
+            return points[a].scouted < points[b].scouted;
+        });
+    };
+
+    std::vector<std::size_t> plain;
+    for (const auto& [layout, point] : first) {
+        const ParallelLayout& l = layouts[layout];
+        if (l.context_parallel_size == 1 && l.expert_tensor_parallel_size == 1)
+            plain.push_back(point);
+    }
+    if (plain.empty())
+        for (const auto& [layout, point] : first) plain.push_back(point);
+    look(plain, 0, 0.3);
+    for (int climb = 0; climb < kClimbs; ++climb) {
+        std::vector<std::size_t> next;
+        for (const auto& [layout, point] : first) {
+            if (!unseen(point)) continue;
+            for (std::size_t i = 0; i < std::min(seen.size(), kClimbing); ++i)
+                if (are_neighbours(layouts[layout], layouts[points[seen[i]].layout])) {
+                    next.push_back(point);
+                    break;
+                }
+        }
+        if (next.empty()) break;
+        look(next, 0.3, 0.6);
+    }
+    std::set<std::size_t> promising;
+    for (std::size_t i = 0; i < std::min(seen.size(), kScoutedLayouts); ++i)
+        promising.insert(points[seen[i]].layout);
+    std::vector<std::size_t> rest;
+    for (std::size_t i = 0; i < points.size(); ++i)
+        if (promising.contains(points[i].layout) && unseen(i)) rest.push_back(i);
+    look(rest, 0.6, 1);
+    std::stable_sort(points.begin(), points.end(),
+                     [](const Point& a, const Point& b) { return a.scouted < b.scouted; });
+    return static_cast<std::int64_t>(seen.size());
+}
+
 /// Candidates for the last stage: the best of each model first, then those that no other dominates
 /// in time and memory, then the next best.
-std::vector<std::size_t> choose(const std::vector<Point>& run, const std::vector<double>& score,
+std::vector<std::size_t> choose(const std::vector<Priced>& run, const std::vector<double>& score,
                                 std::size_t num_models, std::size_t most) {
     std::vector<std::size_t> order(run.size());
     for (std::size_t i = 0; i < run.size(); ++i) order[i] = i;
@@ -244,12 +328,13 @@ std::vector<std::size_t> choose(const std::vector<Point>& run, const std::vector
         chosen.push_back(i);
     };
     for (const std::size_t i : order)
-        if (!seen[run[i].model]) {
-            seen[run[i].model] = true;
+        if (!seen[run[i].point.model]) {
+            seen[run[i].point.model] = true;
             take(i);
         }
     std::vector<std::vector<double>> points;
-    for (const Point& point : run) points.push_back({point.coarse_time.value, point.fullest.value});
+    for (const Priced& priced : run)
+        points.push_back({priced.report.step_time.value, priced.point.fullest.value});
     std::vector<bool> lean(run.size(), false);
     for (const std::size_t i : not_dominated(points)) lean[i] = true;
     const std::size_t room = chosen.size() + (most - chosen.size()) / 2;
@@ -362,7 +447,7 @@ Plan plan(const SearchSpace& space, const StepCase& base, const Runners& runners
         },
         [&](std::size_t done) {
             if (done % 256 == 0)
-                tell(0.4 * static_cast<double>(done) / static_cast<double>(outcomes.size()),
+                tell(0.3 * static_cast<double>(done) / static_cast<double>(outcomes.size()),
                      "legality, memory, bounds");
         });
 
@@ -391,40 +476,53 @@ Plan plan(const SearchSpace& space, const StepCase& base, const Runners& runners
         return step;
     };
 
-    // The closed form, in order of the bound, until the bound excludes the rest.
-    std::vector<Point> run;
-    constexpr std::size_t kRound = 16;  // fixed: the set that is run must not depend on threads
+    // The closed form, most promising first, but for what the bound excludes.
+    std::vector<Priced> run;
     const std::size_t keep = static_cast<std::size_t>(std::max(space.num_best, 1));
+    const std::size_t most = static_cast<std::size_t>(std::max(space.max_coarse, 1));
     for (std::size_t m = 0; m < waiting.size(); ++m) {
+        const auto share = [&](double done) {
+            return 0.3 +
+                   0.5 * (static_cast<double>(m) + done) / static_cast<double>(waiting.size());
+        };
         std::vector<Point>& points = waiting[m];
         std::stable_sort(points.begin(), points.end(),
                          [](const Point& a, const Point& b) { return a.bound < b.bound; });
+        if (points.size() > most) {
+            const auto scout = [&](Point& point) {
+                point.scouted = scout_step(case_of(point), runners.coarse);
+            };
+            out.funnel.scouted +=
+                scout_points(points, layouts, scout, options.num_threads, [&](double done) {
+                    tell(share(0.6 * done), "looking around: " + out.models[tried[m]].model.name);
+                });
+        }
         std::vector<double> times;  // ascending: those that ran
-        std::size_t next = 0;
         const auto excluded = [&](const Point& point) {
             return times.size() >= keep && point.bound.value >= times[keep - 1];
         };
-        while (next < points.size() && next < static_cast<std::size_t>(space.max_coarse) &&
-               !excluded(points[next])) {
-            const std::size_t end = std::min(
-                {next + kRound, points.size(), static_cast<std::size_t>(space.max_coarse)});
-            parallel_for(end - next, options.num_threads, [&](std::size_t i) {
-                Point& point = points[next + i];
-                point.coarse = runners.coarse(case_of(point));
-                point.coarse_time = point.coarse.step_time;
+        std::size_t next = 0, ran = 0;
+        while (next < points.size() && ran < most) {
+            // A round of fixed size: what is run must not depend on the number of threads.
+            std::vector<Priced> round;
+            for (; next < points.size() && round.size() < kRound && ran + round.size() < most;
+                 ++next)
+                if (!excluded(points[next])) round.push_back({points[next], {}});
+            parallel_for(round.size(), options.num_threads, [&](std::size_t i) {
+                round[i].report = runners.coarse(case_of(round[i].point));
             });
-            for (; next < end; ++next) {
-                times.push_back(points[next].coarse_time.value);
-                run.push_back(std::move(points[next]));
+            ran += round.size();
+            for (Priced& priced : round) {
+                times.push_back(priced.report.step_time.value);
+                run.push_back(std::move(priced));
             }
             std::sort(times.begin(), times.end());
-            tell(0.4 + 0.4 *
-                           (static_cast<double>(m) +
-                            std::min(1.0, static_cast<double>(next) / space.max_coarse)) /
-                           static_cast<double>(waiting.size()),
-                 "closed form");
+            tell(share(0.6 +
+                       0.4 * std::min(1.0, static_cast<double>(ran) / static_cast<double>(most))),
+                 "closed form: " + out.models[tried[m]].model.name);
         }
-        for (; next < points.size() && !excluded(points[next]); ++next) ++out.funnel.below_bound;
+        for (; next < points.size(); ++next)
+            if (!excluded(points[next])) ++out.funnel.below_bound;
     }
     out.funnel.coarse = static_cast<std::int64_t>(run.size());
 
@@ -455,15 +553,17 @@ Plan plan(const SearchSpace& space, const StepCase& base, const Runners& runners
     };
 
     std::vector<double> coarse_scores;
-    for (const Point& point : run) coarse_scores.push_back(score(point.model, point.coarse_time));
+    for (const Priced& priced : run)
+        coarse_scores.push_back(score(priced.point.model, priced.report.step_time));
     const std::vector<std::size_t> chosen = choose(run, coarse_scores, tried.size(), keep);
     for (std::size_t i = 0; i < chosen.size(); ++i) {
-        Point& point = run[chosen[i]];
+        const Point& point = run[chosen[i]].point;
+        StepReport& coarse = run[chosen[i]].report;
         Candidate candidate;
         candidate.step = case_of(point);
         candidate.quality = quality[point.model];
         candidate.model = tried[point.model];
-        candidate.coarse_time = point.coarse_time;
+        candidate.coarse_time = coarse.step_time;
         candidate.fullest_rank = point.fullest;
         if (runners.fine) {
             candidate.predicted = runners.fine(candidate.step);
@@ -471,7 +571,7 @@ Plan plan(const SearchSpace& space, const StepCase& base, const Runners& runners
             tell(0.8 + 0.2 * static_cast<double>(i + 1) / static_cast<double>(chosen.size()),
                  "flow level");
         } else {
-            candidate.predicted = std::move(point.coarse);
+            candidate.predicted = std::move(coarse);
         }
         for (const Bytes peak : candidate.predicted.peak_memory)
             candidate.fullest_rank = std::max(candidate.fullest_rank, peak);
@@ -483,10 +583,14 @@ Plan plan(const SearchSpace& space, const StepCase& base, const Runners& runners
 
     // A loss range is at least as good as another if both its ends are.
     std::vector<std::vector<double>> points;
-    for (const Candidate& candidate : out.best)
+    for (const Candidate& candidate : out.best) {
+        std::array<double, 2> loss = {0, 0};
+        if (candidate.quality)
+            loss = candidate.quality->difference.value_or(
+                std::array{candidate.quality->low, candidate.quality->high});
         points.push_back(
-            {candidate.predicted.step_time.value, candidate.quality ? candidate.quality->low : 0,
-             candidate.quality ? candidate.quality->high : 0, candidate.fullest_rank.value});
+            {candidate.predicted.step_time.value, loss[0], loss[1], candidate.fullest_rank.value});
+    }
     out.front = not_dominated(points);
 
     for (auto& [rule, entry] : refused) out.refused.push_back(std::move(entry));
@@ -503,7 +607,7 @@ Plan plan(const SearchSpace& space, const StepCase& base, const Runners& runners
         out.assumptions.push_back(
             std::to_string(out.funnel.below_bound) +
             " combinations were not run although their bound does not exclude them: at most " +
-            std::to_string(space.max_coarse) + " closed-form runs a model, lowest bound first");
+            std::to_string(space.max_coarse) + " closed-form runs a model, most promising first");
     if (out.best.empty()) {
         if (least_need < std::numeric_limits<double>::infinity())
             out.nearest = "the leanest combination needs " + to_text(Bytes{least_need}) + " of " +

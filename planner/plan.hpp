@@ -40,7 +40,7 @@ struct Refused {
 
 /// Combinations left after each stage.
 struct Funnel {
-    std::int64_t combinations = 0, legal = 0, fit = 0, coarse = 0, fine = 0;
+    std::int64_t combinations = 0, legal = 0, fit = 0, scouted = 0, coarse = 0, fine = 0;
     std::int64_t below_bound = 0;  ///< not run, although their bound does not exclude them
 };
 

@@ -11,11 +11,13 @@ namespace moeplan {
 namespace {
 
 Json to_json(const QualityEstimate& quality) {
-    return {{"loss", quality.loss},
-            {"low", quality.low},
-            {"high", quality.high},
-            {"law", quality.law},
-            {"notes", quality.notes}};
+    Json out = {{"loss", quality.loss},
+                {"low", quality.low},
+                {"high", quality.high},
+                {"law", quality.law}};
+    if (quality.difference) out["difference"] = *quality.difference;
+    out["notes"] = quality.notes;
+    return out;
 }
 
 Json routing_json(const StepCase& step) {
@@ -94,6 +96,7 @@ Json to_json(const Plan& plan, const StepCase& base) {
     out["funnel"] = {{"combinations", plan.funnel.combinations},
                      {"legal", plan.funnel.legal},
                      {"fit", plan.funnel.fit},
+                     {"looked_at", plan.funnel.scouted},
                      {"closed_form", plan.funnel.coarse},
                      {"flow", plan.funnel.fine},
                      {"not_excluded_not_run", plan.funnel.below_bound}};

@@ -46,7 +46,7 @@ struct SearchSpace {
     double training_tokens = 0;                 ///< 0: 20 a parameter that is active
 
     int num_best = 12;    ///< candidates that reach the last stage
-    int max_coarse = 96;  ///< closed-form runs for each model, at most
+    int max_coarse = 32;  ///< closed-form runs for each model, at most
 };
 
 /// Layouts of this many GPUs, in a fixed order. Tensor and expert-tensor groups stay inside the

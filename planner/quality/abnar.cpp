@@ -23,7 +23,7 @@ QualityEstimate abnar(const QualityCase& model, const QualityCase&) {
     const double sparsity = 1 - 1 / model.expansion();
     const double loss = abnar_loss(model.total_parameters, model.tokens, sparsity);
     // R² of 0.68 on held-out runs; no residual is quoted, so the range is a stated ± 5 %.
-    QualityEstimate out{loss, 0.95 * loss, 1.05 * loss, "abnar_2025", {}};
+    QualityEstimate out{loss, 0.95 * loss, 1.05 * loss, "abnar_2025", {}, {}};
     out.notes.push_back("held-out fit is poor (R² 0.68)");
     note_outside(out, "sparsity", sparsity, 0, 0.98);
     note_common(out, model);

@@ -31,7 +31,7 @@ QualityEstimate clark(const QualityCase& model, const QualityCase&) {
                              clark_loss(kClarkReinforced, model.active_parameters, e),
                              clark_loss(kClarkHash, model.active_parameters, e)};
     const auto [low, high] = std::minmax_element(std::begin(losses), std::end(losses));
-    QualityEstimate out{losses[0], *low, *high, "clark_2022", {}};
+    QualityEstimate out{losses[0], *low, *high, "clark_2022", {}, {}};
     note_outside(out, "dense-base parameters", model.active_parameters, 15e6, 1.3e9);
     note_outside(out, "expansion", model.expansion(), 1, 512);
     note_outside(out, "training tokens", model.tokens, 130e9, 130e9);

@@ -28,7 +28,7 @@ QualityEstimate krajewski(const QualityCase& model, const QualityCase&) {
     const double a = krajewski_loss(kKrajewskiE64, model.total_parameters, model.tokens, g);
     const double b = krajewski_loss(kKrajewskiE16, model.total_parameters, model.tokens, g);
     QualityEstimate out{
-        (a + b) / 2, std::min(a, b) - kRounding, std::max(a, b) + kRounding, "krajewski_2024", {}};
+        (a + b) / 2, std::min(a, b) - kRounding, std::max(a, b) + kRounding, "krajewski_2024", {}, {}};
     note_outside(out, "granularity", g, 1, 16);
     note_outside(out, "expansion rate", model.expansion(), 16, 64);
     note_outside(out, "total parameters", model.total_parameters, 129e6, 3.7e9);

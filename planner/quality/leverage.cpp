@@ -38,7 +38,7 @@ QualityEstimate leverage(const QualityCase& model, const QualityCase&) {
         return ludziejewski_loss(at.active_parameters, at.tokens, 1);
     };
     // No error bar is published: the range is the leverage times and over 1.2.
-    QualityEstimate out{dense(gain), dense(gain * 1.2), dense(gain / 1.2), "tian_2025", {}};
+    QualityEstimate out{dense(gain), dense(gain * 1.2), dense(gain / 1.2), "tian_2025", {}, {}};
     out.notes.push_back(
         "the law gives compute at equal loss only; the loss is that of a "
         "compute-optimal dense model with that compute (ludziejewski_2025, E = 1)");

@@ -41,7 +41,7 @@ constexpr double kResidual = 0.025;
 
 QualityEstimate ludziejewski(const QualityCase& model, const QualityCase&) {
     const double loss = ludziejewski_loss(model.active_parameters, model.tokens, model.expansion());
-    QualityEstimate out{loss, loss - kResidual, loss + kResidual, "ludziejewski_2025", {}};
+    QualityEstimate out{loss, loss - kResidual, loss + kResidual, "ludziejewski_2025", {}, {}};
     note_outside(out, "expansion", model.expansion(), 1, 32);
     note_outside(out, "granularity", model.slots(), 1, 1);
     note_outside(out, "total parameters", model.total_parameters, 0, 5e9);

@@ -76,11 +76,16 @@ QualityEstimate mh_calibrated(const QualityCase& model, const QualityCase& base)
     QualityEstimate out;
     out.law = "mh_calibrated";
     out.loss = level + (joint + unified) / 2 + fine * seen.mean;
-    out.low = level + std::min(joint, unified) + fine_low;
-    out.high = level + std::max(joint, unified) + fine_high;
+    const double least = std::min(joint, unified) + fine_low;
+    const double largest = std::max(joint, unified) + fine_high;
+    out.difference = {least, largest};
+    // The level itself, where the laws that give one disagree.
+    const double granular = krajewski(base, base).loss, routed = clark(base, base).loss;
+    out.low = std::min({level, granular, routed}) + least;
+    out.high = std::max({level, granular, routed}) + largest;
     out.notes.push_back(
-        "range of the difference from the planned model; the level (ludziejewski_2025) "
-        "is common to all and has no range here");
+        "the level is ludziejewski_2025's, its range what the other laws say of the model asked for; "
+        "candidates are compared by their difference from it");
     note_outside(out, "expansion", model.expansion(), 1, 32);
     note_outside(out, "granularity", model.slots(), 1, 9);
     note_outside(out, "total parameters", model.total_parameters, 0, 5e9);

@@ -3,6 +3,7 @@
 /// never a bare number. Every law here was fitted on small plain MoE models; each says where it is
 /// extrapolated. Equations and checks: docs/quality-laws.md.
 
+#include <array>
 #include <optional>
 #include <span>
 #include <string>
@@ -17,6 +18,9 @@ namespace moeplan {
 struct QualityEstimate {
     double loss = 0, low = 0, high = 0;
     std::string law;
+    /// Least and largest difference from the model asked for, where the law gives differences better
+    /// than levels: the level's own uncertainty is then in low … high and common to all.
+    std::optional<std::array<double, 2>> difference;
     std::vector<std::string> notes;  ///< where the law is extrapolated, and what it does not see
     bool operator==(const QualityEstimate&) const = default;
 };
