@@ -27,6 +27,10 @@ inline constexpr double kPublishedPeakMemory = 0.05;
 /// for its tail and for exp, log and sin of 2 to 4 roundings each.
 inline constexpr double kRoundoffF32 = 0x1p-24, kRoundoffBf16 = 0x1p-8, kAccumulation = 8;
 
+/// A loss of some 32 tokens in f32 on two devices: sums of up to 64 products in another order, √64 · 2⁻²⁴ each, through a dozen
+/// layers. After an update AdamW divides a gradient near zero by its own size, so that its rounding can turn a whole step of it.
+inline constexpr double kTrainerStep = 2e-6, kTrainerAfterUpdates = 1e-4;
+
 /// |a − b| ≤ tolerance · |b|, or both zero.
 inline bool close(double a, double b, double tolerance = kArithmetic) {
     const double d = a > b ? a - b : b - a, size = b < 0 ? -b : b;
