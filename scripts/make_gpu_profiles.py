@@ -35,11 +35,59 @@ def generation(gpu):
     raise SystemExit(f"{gpu}: of which generation? Add it to generation().")
 
 
+# Names that the published tables use. A GPU without a table of its own takes the times of a sibling with the same tensor cores
+# and memory: (its table, the sibling's name).
+TABLES = {
+    "a100-sxm-80": "A100 SXM4 80GB",
+    "h100-sxm": "H100 SXM5 80GB",
+    "h200-sxm": "H200 SXM 141GB",
+    "b200-sxm": "B200 SXM",
+    "gb200": "GB200 (one 4-GPU compute tray of an NVL72)",
+}
+SIBLINGS = {"h800-sxm": "h100-sxm", "b300-sxm": "b200-sxm", "gb300": "gb200"}
+PRECISIONS = {"bfloat16": "bf16", "BF16": "bf16", "fp8": "fp8"}
+
+
+def source_text(record, sibling):
+    source = record["source"]
+    text = f"{source['title']}, {record['software']}, {source['url_or_repo']} {source.get('commit', '')[:12]} {source.get('path') or ''}".strip()
+    return text + (f"; measured on {sibling}, which has the same tensor cores and memory" if sibling else "")
+
+
+def kernel_curves(gpu, records):
+    """GEMM by (n, k) over m, causal attention forward over sequence and batch. fp8 tables of Blackwell are left out: they time the
+    inference fallback kernels (0.13 to 0.34 of the peak), which training does not run."""
+    table = TABLES.get(gpu) or TABLES.get(SIBLINGS.get(gpu, ""))
+    sibling = SIBLINGS.get(gpu) if gpu not in TABLES else None
+    gemms, attention, sources = {}, [], {}
+    for record in records:
+        if record["hardware"].get("gpu") != table:
+            continue
+        workload, measured = record["workload"], record["measured"]
+        if measured["metric"] == "latency_by_m" and workload["kernel"] == "gemm":
+            precision = PRECISIONS[workload["dtype"]]
+            if precision == "fp8" and generation(gpu) == "blackwell":
+                continue
+            rows = [[m, workload["n"], workload["k"], float(f"{ms * 1e-3:.6g}")] for m, ms in zip(measured["value"]["m"], measured["value"]["ms"])]
+            gemms.setdefault(precision, []).extend(rows)
+            sources.setdefault(precision, source_text(record, sibling))
+        elif measured["metric"] == "latency_table" and workload["kernel"] == "causal attention forward":
+            for sequence, batch, ms in measured["value"]:
+                attention.append([batch, sequence, workload["heads"], workload["kv_heads"], workload["head_dim"], float(f"{ms * 1e-3:.6g}")])
+            sources.setdefault("attention", source_text(record, sibling))
+    curves = [{"kernel": "gemm", "precision": precision, "basis": "published", "source": sources[precision],
+               "columns": ["m", "n", "k", "median_s"], "rows": sorted(rows)} for precision, rows in sorted(gemms.items())]
+    if attention:
+        curves.append({"kernel": "attention_forward", "precision": "bf16", "basis": "published", "source": sources["attention"],
+                       "columns": ["batch", "sequence", "num_heads", "num_kv_heads", "head_size", "median_s"], "rows": sorted(attention)})
+    return curves
+
+
 def number(value):
     return f"{value:.10g}"
 
 
-def profile(gpu, data):
+def profile(gpu, data, kernels):
     family = GENERATIONS[generation(gpu)]
     peak = {"fp32": f"{number(FP32_TFLOPS.get(gpu, data.get('tf32', (data['peak_tflops']['bf16'] or 0) / 2)))} TFlop/s"}
     for precision in ("fp16", "bf16", "fp8", "mxfp8", "nvfp4"):
@@ -57,7 +105,7 @@ def profile(gpu, data):
         "name": gpu,
         "device": data["name"],
         "driver": "",
-        "source": "datasheet figures of validation/published/hardware.json with stated efficiencies (docs/profiles.md); written by scripts/make_gpu_profiles.py",
+        "source": "datasheet figures of validation/published/hardware.json; published curves of kernels.json beside it; stated efficiencies where they have none (docs/profiles.md); written by scripts/make_gpu_profiles.py",
         "clocks_mhz": 0,
         "conditions": {},
         "roofline": {
@@ -78,7 +126,7 @@ def profile(gpu, data):
         "host": {"per_launch": "19.6 us", "per_sync": "30 us"},
         "host_overlap": 1,
         "sustained": sustained,
-        "kernels": [],
+        "kernels": kernel_curves(gpu, kernels),
         "links": [],
     }
 
@@ -100,9 +148,11 @@ def main():
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "specs" / "profiles")
     arguments = parser.parse_args()
     hardware = json.loads((ROOT / "validation" / "published" / "hardware.json").read_text())
+    published = ROOT / "validation" / "published"
+    kernels = json.loads((published / "kernels.json").read_text())
     arguments.out.mkdir(parents=True, exist_ok=True)
     for gpu, data in hardware["gpus"].items():
-        (arguments.out / f"{gpu}.json").write_text(text(profile(gpu, data)) + "\n")
+        (arguments.out / f"{gpu}.json").write_text(text(profile(gpu, data, kernels)) + "\n")
 
 
 if __name__ == "__main__":

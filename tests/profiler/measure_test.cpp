@@ -1,0 +1,182 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <tuple>
+
+#include "model/kernel_work.hpp"
+#include "profiler/measure_kernels.hpp"
+#include "profiler/measure_links.hpp"
+#include "profiler/measure_points.hpp"
+#include "tests/tolerance.hpp"
+
+namespace moeplan {
+namespace {
+
+TEST(Summarise, TakesMedianAndMedianAbsoluteDeviation) {
+    // 1 2 3 4 100: median 3, deviations 2 1 0 1 97, their median 1 → 1/3
+    const Measured measured = summarise({1, 100, 2, 4, 3});
+    EXPECT_DOUBLE_EQ(measured.median.value, 3);
+    EXPECT_DOUBLE_EQ(measured.relative_spread, 1.0 / 3);
+    EXPECT_EQ(measured.num_samples, 5);
+    EXPECT_DOUBLE_EQ(summarise({1, 2, 3, 4}).median.value, 2.5);
+}
+
+TEST(Settled, NeedsItsLeastSamplesEvenIfTheyAgree) {
+    SamplingRule rule;
+    EXPECT_FALSE(settled(std::vector<double>(6, 1.0), {}, rule));
+    EXPECT_TRUE(settled(std::vector<double>(7, 1.0), {}, rule));
+}
+
+TEST(Settled, GoesOnWhileTheMedianIsUncertainAndStopsWhenTheTimeIsUp) {
+    // MAD 0.1 of median 1, 8 samples: standard error 1.253 · 1.4826 · 0.1 / √8 = 0.066 > 0.01
+    std::vector<double> noisy;
+    for (int i = 0; i < 8; ++i) noisy.push_back(i % 2 ? 0.9 : 1.1);
+    SamplingRule rule;
+    EXPECT_FALSE(settled(noisy, {0.01}, rule));
+    EXPECT_TRUE(settled(noisy, rule.longest, rule));
+}
+
+TEST(Settled, StopsWhenMoreSamplesNoLongerHelp) {
+    std::vector<double> noisy;
+    for (int i = 0; i < 60; ++i) noisy.push_back(i % 3 == 0 ? 0.9 : i % 3 == 1 ? 1.0 : 1.1);
+    EXPECT_TRUE(settled(noisy, {0.01}, {}));
+}
+
+ModelSpec small_model() {
+    ModelSpec model;
+    model.name = "small";
+    model.hidden_size = 64;
+    model.vocab_size = 256;
+    MoeFeedForward moe;
+    moe.num_experts = 8;
+    moe.top_k = 2;
+    moe.expert_hidden_size = 32;
+    moe.num_moe_heads = 2;
+    moe.pool = DocumentPool{2, 4};
+    moe.num_shared_experts = 1;
+    moe.shared_expert_hidden_size = 32;
+    model.layers.assign(2, {GroupedQueryAttention{4, 2, 16}, moe, std::nullopt});
+    return model;
+}
+
+StepSchedule small_schedule() {
+    StepSchedule schedule;
+    schedule.sequence_length = 32;
+    schedule.micro_batch_size = 2;
+    schedule.precision = Precision::fp32;
+    return schedule;
+}
+
+TEST(PointsOfModel, HoldTheShapesOfItsStepAndCanAllBeMade) {
+    const auto points = points_of_model(small_model(), {}, small_schedule());
+    std::set<std::string> kernels;
+    for (const KernelPoint& point : points) {
+        kernels.insert(point.kernel);
+        EXPECT_EQ(point.shape.size(), shape_columns(point.kernel).size()) << point.kernel;
+    }
+    for (const char* kernel :
+         {"gemm", "gemm_weight_gradient", "grouped_gemm_input_gradient", "attention_backward",
+          "document_pool", "adamw", "cross_entropy_forward"})
+        EXPECT_THAT(kernels, testing::Contains(kernel));
+    // Head projection of MH-MoE: 64 tokens, [64, 64]; experts: mean load 64 · 2 sub-tokens · 2
+    // choices / 8 = 32 rows of width 64/2.
+    const auto has = [&](const KernelPoint& wanted) {
+        return std::any_of(points.begin(), points.end(), [&](const KernelPoint& p) {
+            return p.kernel == wanted.kernel && p.shape == wanted.shape && p.importance == 0;
+        });
+    };
+    EXPECT_TRUE(has(gemm_point("gemm", 64, 64, 64)));
+    EXPECT_TRUE(has(grouped_point("grouped_gemm", 32, 64, 32, 8)));
+}
+
+TEST(GemmPoint, RunsTheGradientsAsTheProductsTheyAre) {
+    // y[m, n] = x wᵀ; dx[m, k] = dy w; dw[n, k] = dyᵀ x
+    const KernelProblem input = gemm_point("gemm_input_gradient", 3, 5, 7).problem,
+                        weight = gemm_point("gemm_weight_gradient", 3, 5, 7).problem;
+    EXPECT_EQ(std::tuple(input.m, input.n, input.k), std::tuple(3, 7, 5));
+    EXPECT_EQ(std::tuple(weight.m, weight.n, weight.k), std::tuple(5, 7, 3));
+}
+
+Profile measured_small() {
+    const Backend& cpu = backend_for(Device::cpu);
+    const Communicator alone;
+    MeasureOptions options;
+    options.budget = {3};
+    options.rule.longest = {0.01};
+    options.rule.least_samples = 3;
+    return measure_kernels(cpu, alone, points_of_model(small_model(), {}, small_schedule()),
+                           options);
+}
+
+TEST(MeasureKernels, PricesWhatItMeasuredAsMeasured) {
+    const Profile profile = measured_small();
+    ASSERT_FALSE(profile.kernels.empty());
+    int seen = 0;
+    for (const KernelCurve& curve : profile.kernels) {
+        if (curve.kernel != "gemm") continue;
+        for (const auto& row : curve.rows) {
+            const PricedTime time =
+                kernel_time(profile, "gemm", Precision::fp32,
+                            Gemm{std::llround(row[0]), std::llround(row[1]), std::llround(row[2])});
+            EXPECT_EQ(time.basis, Basis::measured);
+            EXPECT_NEAR(time.time.value, row[3], 1e-9 * row[3]);
+            ++seen;
+        }
+    }
+    EXPECT_GT(seen, 0);
+    EXPECT_THAT(profile.conditions, testing::Contains(testing::Key("load_average")));
+}
+
+TEST(MeasureKernels, GoesOnWhereAProfileEnds) {
+    const Backend& cpu = backend_for(Device::cpu);
+    const Communicator alone;
+    MeasureOptions options;
+    options.rule.longest = {0.005};
+    options.rule.least_samples = 3;
+    const std::vector<KernelPoint> first = {gemm_point("gemm", 16, 16, 16)},
+                                   both = {gemm_point("gemm", 16, 16, 16),
+                                           gemm_point("gemm", 32, 16, 16)};
+    const Profile begun = measure_kernels(cpu, alone, first, options);
+    const Profile done = measure_kernels(cpu, alone, both, options, begun);
+    ASSERT_EQ(done.kernels.size(), 1u);
+    ASSERT_EQ(done.kernels[0].rows.size(), 2u);
+    EXPECT_EQ(done.kernels[0].rows[0], begun.kernels[0].rows[0]);  // measured once
+}
+
+TEST(MeasureKernels, StopsWhenToldAndKeepsWhatItHas) {
+    const std::atomic<bool> stop{true};
+    MeasureOptions options;
+    options.stop = &stop;
+    const Profile profile =
+        measure_kernels(backend_for(Device::cpu), Communicator(), points_of_grid(), options);
+    EXPECT_TRUE(profile.kernels.empty());
+    EXPECT_GT(profile.roofline.peak.at(Precision::fp32).value,
+              0);  // still a profile that can be read
+}
+
+TEST(HeldOut, IsZeroWhereEfficiencyIsConstant) {
+    // t = 2mnk / 100 GFlop/s at every m: whatever is left out is predicted exactly.
+    Profile profile;
+    profile.name = "ideal";
+    profile.roofline.peak[Precision::fp32] = {100e9};
+    profile.roofline.memory_bandwidth = {1e15};
+    KernelCurve curve{"gemm", Precision::fp32, Basis::measured, "", {"m", "n", "k", "median_s"},
+                      {}};
+    for (double m = 16; m <= 65536; m *= 2)
+        curve.rows.push_back({m, 64, 64, 2 * m * 64 * 64 / 100e9});
+    profile.kernels.push_back(curve);
+    prepare(profile);
+    const auto errors = held_out_errors(profile, {1});
+    EXPECT_GT(errors.back().num_points, 0);
+    EXPECT_LT(errors.back().p90, 1e-9);
+}
+
+TEST(MeasureLinks, OfOneRankAreNone) {
+    EXPECT_TRUE(measure_links(backend_for(Device::cpu), Communicator(), {}).empty());
+}
+
+}  // namespace
+}  // namespace moeplan
