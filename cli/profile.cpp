@@ -71,7 +71,8 @@ Bytes working_set_of(const Words& words) {
     return out;
 }
 
-/// Measures in this process and, under mpirun, in all ranks at once. Rank 0 writes.
+/// Measures in this process and, under mpirun, in all ranks at once. Rank 0 writes, now and then
+/// while it measures: whoever ends the run keeps what there is.
 void measure(const Words& words, const std::string& file) {
     std::signal(SIGINT, stop);
     std::signal(SIGTERM, stop);
@@ -114,6 +115,13 @@ void measure(const Words& words, const std::string& file) {
     }
 }
 
+/// When the file was last written; empty: there is none.
+std::optional<std::filesystem::file_time_type> written(const std::string& file) {
+    std::error_code error;
+    const auto time = std::filesystem::last_write_time(file, error);
+    return error ? std::nullopt : std::optional(time);
+}
+
 /// The same command under mpirun, as the hidden worker.
 void measure_in_ranks(const Words& words, const std::string& file) {
     std::vector<std::string> command = {own_binary().string(),
@@ -144,6 +152,7 @@ void measure_in_ranks(const Words& words, const std::string& file) {
     // them.
     ProgressBar bar("profile");
     const auto begin = std::chrono::steady_clock::now();
+    const auto before = written(file);
     ChildOptions options;
     options.environment = mpirun_environment();
     options.poll = [&] {
@@ -155,7 +164,7 @@ void measure_in_ranks(const Words& words, const std::string& file) {
     };
     const ChildResult result = run_child(mpirun_words(words.ranks, command), options);
     if (result.status == 0) return;
-    if (std::filesystem::exists(file)) {
+    if (written(file) != before) {
         std::fprintf(stderr, "moeplan: profile: cut short (status %d), kept what was measured\n",
                      result.status);
         return;
@@ -216,11 +225,9 @@ int run_profile(Words& words) {
     words.known = words.out;
     if (words.ranks == 0) words.ranks = words.links ? 2 : 1;
     { PendingFile probe(words.out); }  // an unwritable folder, likewise
-    const std::string part = words.out + ".part";
-    std::filesystem::remove(part);
     if (words.ranks > 1) {
         try {
-            measure_in_ranks(words, part);
+            measure_in_ranks(words, words.out);
         } catch (const EnvironmentError& error) {
             if (find_program("mpirun") && built_with_mpi()) throw;
             std::fprintf(stderr, "moeplan: %s\nmoeplan: going on with one rank and without links\n",
@@ -228,9 +235,8 @@ int run_profile(Words& words) {
             words.links = false, words.ranks = 1;
         }
     }
-    if (words.ranks == 1) measure(words, part);
-    const Profile profile = load_profile(part);
-    std::filesystem::rename(part, words.out);
+    if (words.ranks == 1) measure(words, words.out);
+    const Profile profile = load_profile(words.out);
     const std::vector<HeldOutError> errors = held_out_errors(profile, {words.seed});
     Json answer = to_json(profile);
     answer["held_out"] = Json::array();
