@@ -30,7 +30,8 @@ struct Pricer {
             return kernel_time(profile, call.kernel, precision_of(call), GroupedGemm{rows, grouped->n, grouped->k});
         }
         if (sum <= 0) return {Seconds{0}, Basis::measured};
-        return kernel_time(profile, call.kernel, precision_of(call), Streamed{std::get<Streamed>(call.shape).moved * sum});
+        const Streamed& row = std::get<Streamed>(call.shape);
+        return kernel_time(profile, call.kernel, precision_of(call), Streamed{row.moved * sum, row.width});
     }
 
     /// Two queues: launches of l each, n of them spread over the job, kernels of k in all. The last kernel can start when
