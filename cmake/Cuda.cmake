@@ -2,10 +2,9 @@
 # Sets MOEPLAN_HAVE_CUDA and MOEPLAN_HAVE_NCCL. AUTO takes what works and says in one line what it found.
 set(MOEPLAN_HAVE_CUDA FALSE)
 set(MOEPLAN_HAVE_NCCL FALSE)
-set(how_to_get_cuda
-  "install NVIDIA's CUDA toolkit (12.4 or later; https://developer.nvidia.com/cuda-downloads, package cuda-toolkit) and "
-  "put nvcc on the PATH or set CUDACXX=/usr/local/cuda/bin/nvcc; or configure with -DMOEPLAN_CUDA=OFF")
-string(CONCAT how_to_get_cuda ${how_to_get_cuda})
+string(CONCAT how_to_get_cuda
+  "install NVIDIA's CUDA toolkit (12.4 or later, https://developer.nvidia.com/cuda-downloads, package cuda-toolkit) and "
+  "put nvcc on the PATH or set CUDACXX=/usr/local/cuda/bin/nvcc. Or configure with -DMOEPLAN_CUDA=OFF")
 
 if(NOT MOEPLAN_CUDA STREQUAL OFF AND MOEPLAN_SANITIZE)
   message(STATUS "CUDA module: not built with MOEPLAN_SANITIZE (its kernels run under sanitizers in tests/shim)")
@@ -70,6 +69,6 @@ endif()
 if(NOT MOEPLAN_HAVE_NCCL AND MOEPLAN_NCCL STREQUAL ON)
   message(FATAL_ERROR "MOEPLAN_NCCL=ON, but there is no NCCL beside a CUDA toolkit: install NVIDIA's packages libnccl2 and "
     "libnccl-dev, or set NCCL_HOME to an unpacked NCCL; or configure with -DMOEPLAN_NCCL=OFF")
-elseif(NOT MOEPLAN_HAVE_NCCL AND NOT MOEPLAN_NCCL STREQUAL OFF)
-  message(STATUS "NCCL module: not built, no NCCL beside a CUDA toolkit (one GPU a job works without)")
+elseif(MOEPLAN_HAVE_CUDA AND NOT MOEPLAN_HAVE_NCCL AND NOT MOEPLAN_NCCL STREQUAL OFF)
+  message(STATUS "NCCL module: not built, no NCCL beside the CUDA toolkit (GPUs of one job then exchange through host memory)")
 endif()
