@@ -11,13 +11,17 @@ namespace moeplan {
 namespace {
 
 Json to_json(const QualityEstimate& quality) {
-    Json out = {{"loss", quality.loss},
-                {"low", quality.low},
-                {"high", quality.high},
-                {"law", quality.law}};
+    Json out = {
+        {"loss", quality.loss}, {"low", quality.low}, {"high", quality.high}, {"law", quality.law}};
     if (quality.difference) out["difference"] = *quality.difference;
     out["notes"] = quality.notes;
     return out;
+}
+
+/// A document as a part of another: the header is the whole's.
+Json part(Json whole) {
+    for (const char* key : {"$schema", "version", "made"}) whole.erase(key);
+    return whole;
 }
 
 Json routing_json(const StepCase& step) {
@@ -32,9 +36,9 @@ Json routing_json(const StepCase& step) {
 Json candidate_json(const Candidate& candidate, const Plan& plan) {
     const ResizedModel& resized = plan.models[candidate.model];
     Json out;
-    out["model"] = to_json(candidate.step.model);
-    out["layout"] = layout_to_json(candidate.step.layout, candidate.step.schedule);
-    out["schedule"] = to_json(candidate.step.schedule);
+    out["model"] = part(to_json(candidate.step.model));
+    out["layout"] = part(layout_to_json(candidate.step.layout, candidate.step.schedule));
+    out["schedule"] = part(to_json(candidate.step.schedule));
     out["predicted"] = to_json(candidate.predicted);
     if (candidate.quality) out["quality"] = to_json(*candidate.quality);
     out["routing"] = routing_json(candidate.step);
@@ -74,7 +78,7 @@ Json to_json(const Plan& plan, const StepCase& base) {
     Json out = json_header("plan");
     out["objective"] = name_of(plan.objective);
     out["model"] = base.model.name;
-    out["cluster"] = to_json(base.cluster);
+    out["cluster"] = part(to_json(base.cluster));
     out["profile"] = base.profile
                          ? Json{{"name", base.profile->name}, {"digest", base.profile->digest}}
                          : Json{};

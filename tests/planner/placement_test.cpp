@@ -24,8 +24,8 @@ TEST(BalancedPlacement, LongestFirstOnAHandWorkedCase) {
 }
 
 TEST(BalancedPlacement, ASpareSlotSplitsTheHottestExpert) {
-    // Loads 8 1 1 0 on two ranks: whole, the 8 makes 8 | 2 = 1.6. Two spare slots split 8 into 4 + 4 and one 1
-    // into ½ + ½: 4 + 1 + ½ | 4 + ½ = 5.5 | 4.5 = 1.1.
+    // Loads 8 1 1 0 on two ranks: whole, the 8 makes 8 | 2 = 1.6. Two spare slots split 8 into 4 +
+    // 4 and one 1 into ½ + ½: 4 + 1 + ½ | 4 + ½ = 5.5 | 4.5 = 1.1.
     const std::vector<double> load = {8, 1, 1, 0};
     EXPECT_DOUBLE_EQ(rank_imbalance(load, balanced_placement(load, 2), 2), 1.6);
     const LayerPlacement copied = balanced_placement(load, 2, 1);

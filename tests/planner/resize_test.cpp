@@ -142,7 +142,8 @@ TEST(RuleB, CostsAboutHTimesTheFlopsOfThePlainMoe) {
         const double f =
             exact_shape(d, moe, {static_cast<int>(heads), 8, 1, {}}, rule(Parity::rule_b))
                 .expert_hidden_size;
-        EXPECT_NEAR((2 * d * f + 2.0 * d * d) / macs(d, moe), ratio, 0.00501);  // two printed digits
+        EXPECT_NEAR((2 * d * f + 2.0 * d * d) / macs(d, moe), ratio,
+                    0.00501);  // two printed digits
     }
 }
 
