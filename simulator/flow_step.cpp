@@ -1,5 +1,5 @@
-/// The step at flow level: every flow shares links by itself, in SimGrid or, where its bookkeeping is the limit, in our
-/// own fluid solver.
+/// The step at flow level: every flow shares links by itself, in SimGrid or, where its bookkeeping
+/// is the limit, in our own fluid solver.
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -15,8 +15,8 @@
 namespace moeplan {
 namespace {
 
-/// Above this SimGrid 3.32 is the slow part (each flow is a search through a list of all that live): measured 20–60 µs a
-/// flow at 64 ranks, so some seconds a step.
+/// Above this SimGrid 3.32 is the slow part (each flow is a search through a list of all that
+/// live): measured 20–60 µs a flow at 64 ranks, so some seconds a step.
 constexpr double kMostSimgridFlows = 60'000;
 constexpr std::size_t kMostSimgridRanks = 256;
 
@@ -32,7 +32,8 @@ NetworkModel engine_for(const StepGraph& graph, StepNetwork& network) {
         flows += uses[d] * static_cast<double>(here);
         widest = std::max(widest, here);
     }
-    return flows <= kMostSimgridFlows && widest <= kMostSimgridRanks * 64 ? NetworkModel::simgrid : NetworkModel::fluid;
+    return flows <= kMostSimgridFlows && widest <= kMostSimgridRanks * 64 ? NetworkModel::simgrid
+                                                                          : NetworkModel::fluid;
 }
 
 void write_all(int file, const void* data, std::size_t size) {
@@ -70,16 +71,21 @@ bool read_vector(int file, std::vector<T>& values) {
     return read_all(file, values.data(), values.size() * sizeof(T));
 }
 
-/// One engine a process, and its clock never goes back: the walk runs in a child that has never had one, and hands the
-/// times back through a pipe. What it needs is already in memory; nothing is read or printed there.
-Timeline walk_in_child(const StepGraph& graph, const StepCase& step, const JobPrices& prices, StepNetwork& network) {
+/// One engine a process, and its clock never goes back: the walk runs in a child that has never had
+/// one, and hands the times back through a pipe. What it needs is already in memory; nothing is
+/// read or printed there.
+Timeline walk_in_child(const StepGraph& graph, const StepCase& step, const JobPrices& prices,
+                       StepNetwork& network) {
     int ends[2];
-    if (::pipe(ends) != 0) throw EnvironmentError(std::string("no pipe for the simulation's process: ") + std::strerror(errno));
+    if (::pipe(ends) != 0)
+        throw EnvironmentError(std::string("no pipe for the simulation's process: ") +
+                               std::strerror(errno));
     const pid_t child = ::fork();
     if (child < 0) {
         ::close(ends[0]);
         ::close(ends[1]);
-        throw EnvironmentError(std::string("no process for the simulation: ") + std::strerror(errno));
+        throw EnvironmentError(std::string("no process for the simulation: ") +
+                               std::strerror(errno));
     }
     if (child == 0) {
         ::close(ends[0]);
@@ -100,7 +106,7 @@ Timeline walk_in_child(const StepGraph& graph, const StepCase& step, const JobPr
             write_all(ends[1], &wrong, 1);
             write_vector(ends[1], std::vector<char>(fault.begin(), fault.end()));
         }
-        _exit(0);      // no destructors: they belong to the parent
+        _exit(0);  // no destructors: they belong to the parent
     }
     ::close(ends[1]);
     Timeline line;
@@ -109,24 +115,31 @@ Timeline walk_in_child(const StepGraph& graph, const StepCase& step, const JobPr
     std::vector<char> fault;
     bool whole = read_all(ends[0], &fine, 1);
     if (whole && fine)
-        whole = read_all(ends[0], &line.step_time, sizeof line.step_time) && read_all(ends[0], &line.events, sizeof line.events) && read_vector(ends[0], line.begin) &&
-                read_vector(ends[0], line.end) && read_vector(ends[0], line.device) && read_vector(ends[0], line.carried);
+        whole = read_all(ends[0], &line.step_time, sizeof line.step_time) &&
+                read_all(ends[0], &line.events, sizeof line.events) &&
+                read_vector(ends[0], line.begin) && read_vector(ends[0], line.end) &&
+                read_vector(ends[0], line.device) && read_vector(ends[0], line.carried);
     else if (whole)
         whole = read_vector(ends[0], fault);
     ::close(ends[0]);
     int status = 0;
     while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
     }
-    if (!fault.empty()) throw std::runtime_error("flow simulation: " + std::string(fault.begin(), fault.end()));
-    if (!whole) throw EnvironmentError("the simulation's process ended early (status " + std::to_string(status) + "): out of memory?");
+    if (!fault.empty())
+        throw std::runtime_error("flow simulation: " + std::string(fault.begin(), fault.end()));
+    if (!whole)
+        throw EnvironmentError("the simulation's process ended early (status " +
+                               std::to_string(status) + "): out of memory?");
     return line;
 }
 
 }  // namespace
 
-Timeline simulate_flows(const StepGraph& graph, const StepCase& step, const JobPrices& prices, StepNetwork& network) {
+Timeline simulate_flows(const StepGraph& graph, const StepCase& step, const JobPrices& prices,
+                        StepNetwork& network) {
     const NetworkModel model = engine_for(graph, network);
-    return model == NetworkModel::simgrid ? walk_in_child(graph, step, prices, network) : walk(graph, step, prices, network, model);
+    return model == NetworkModel::simgrid ? walk_in_child(graph, step, prices, network)
+                                          : walk(graph, step, prices, network, model);
 }
 
 Timeline simulate_flows(const StepGraph& graph, const StepCase& step) {

@@ -1,5 +1,6 @@
 #pragma once
-/// One layer's forward and backward as kernels between exchanges: a template that every micro-batch repeats.
+/// One layer's forward and backward as kernels between exchanges: a template that every micro-batch
+/// repeats.
 
 #include <cstdint>
 #include <string>
@@ -12,45 +13,53 @@ namespace moeplan {
 /// Sizes that the whole step shares.
 struct LayerShapes {
     explicit LayerShapes(const StepCase&);
-    std::int64_t sequences = 1;          ///< micro_batch_size
-    std::int64_t tokens = 0;             ///< of one context-parallel rank, whole width: b·s/cp
-    std::int64_t split_tokens = 0;       ///< outside tensor-parallel regions: tokens/tp with sequence parallelism
-    std::int64_t routed_tokens = 0;      ///< that one rank routes: tokens/tp
-    Bytes element;                       ///< of an activation
+    std::int64_t sequences = 1;  ///< micro_batch_size
+    std::int64_t tokens = 0;     ///< of one context-parallel rank, whole width: b·s/cp
+    std::int64_t split_tokens =
+        0;  ///< outside tensor-parallel regions: tokens/tp with sequence parallelism
+    std::int64_t routed_tokens = 0;  ///< that one rank routes: tokens/tp
+    Bytes element;                   ///< of an activation
 };
 
-/// A CPU profile: kernels of our own trainer, one after another on the thread that also communicates. Nothing overlaps.
+/// A CPU profile: kernels of our own trainer, one after another on the thread that also
+/// communicates. Nothing overlaps.
 bool runs_on_cpu(const StepCase&);
 /// What the schedule asks for, or nothing on a CPU.
 Overlap effective_overlap(const StepCase&);
 
-/// One item of a pass: kernels, or an exchange. `after` names items of the same pass; −1 is what came before the pass.
+/// One item of a pass: kernels, or an exchange. `after` names items of the same pass; −1 is what
+/// came before the pass.
 struct PassItem {
     bool exchange = false;
-    std::uint32_t work = 0;              ///< index of StepGraph::works
-    ExchangeDemand demand;               ///< stage and loads are filled in per micro-batch
+    std::uint32_t work = 0;  ///< index of StepGraph::works
+    ExchangeDemand demand;   ///< stage and loads are filled in per micro-batch
     Stream stream = Stream::compute;
     Part part = Part::compute;
     Phase phase = Phase::forward;
-    bool routed = false;                 ///< depends on where the tokens went
-    int under = -1;                      ///< item whose exchange runs beside this work
+    bool routed = false;  ///< depends on where the tokens went
+    int under = -1;       ///< item whose exchange runs beside this work
     std::vector<int> after;
 };
-struct LayerPass { std::vector<PassItem> items; };
+struct LayerPass {
+    std::vector<PassItem> items;
+};
 
 enum class BackwardPart : std::uint8_t { both, input, weight };
 
 /// Makes the passes of one case; kernels go to `works`.
 class LayerPasses {
   public:
-    LayerPasses(const StepCase& step, std::vector<Work>& works) : step_(step), shapes_(step), works_(works) {}
+    LayerPasses(const StepCase& step, std::vector<Work>& works)
+        : step_(step), shapes_(step), works_(works) {}
 
     LayerPass forward(const LayerSpec&);
     LayerPass backward(const LayerSpec&, BackwardPart);
     LayerPass embedding(bool forward);
-    LayerPass head(bool forward, BackwardPart);              ///< final norm, logits, cross-entropy
-    LayerPass mtp_projection(bool forward, BackwardPart);    ///< two norms, a product of [2·hidden] → [hidden]
-    /// @param owned  parameters whose state this rank updates; @param local  parameters whose gradients it holds
+    LayerPass head(bool forward, BackwardPart);  ///< final norm, logits, cross-entropy
+    LayerPass mtp_projection(bool forward,
+                             BackwardPart);  ///< two norms, a product of [2·hidden] → [hidden]
+    /// @param owned  parameters whose state this rank updates; @param local  parameters whose
+    /// gradients it holds
     LayerPass optimizer(double owned, double local);
 
   private:
@@ -69,8 +78,12 @@ class LayerPasses {
     std::vector<Work>& works_;
 };
 
-/// Kernels that a training framework launches for one layer, and what it waits for; priced kernels alone for our own trainer.
-struct LayerLaunches { double dense = 0, moe = 0; bool counted = false; };
+/// Kernels that a training framework launches for one layer, and what it waits for; priced kernels
+/// alone for our own trainer.
+struct LayerLaunches {
+    double dense = 0, moe = 0;
+    bool counted = false;
+};
 LayerLaunches layer_launches(const StepCase&, bool forward);
 
 }  // namespace moeplan

@@ -1,4 +1,5 @@
-/// From begin and end of every op to what a person asks: where the time goes, and what would reduce it.
+/// From begin and end of every op to what a person asks: where the time goes, and what would reduce
+/// it.
 
 #include <algorithm>
 #include <cmath>
@@ -15,10 +16,12 @@
 namespace moeplan {
 namespace {
 
-constexpr std::size_t kLinksListed = 32;     ///< the busiest; a cluster has tens of thousands
+constexpr std::size_t kLinksListed = 32;  ///< the busiest; a cluster has tens of thousands
 constexpr int kLossesListed = 3;
 
-struct Before { std::vector<std::uint32_t> first, from; };
+struct Before {
+    std::vector<std::uint32_t> first, from;
+};
 Before predecessors(const StepGraph& graph) {
     Before out;
     out.first.assign(graph.ops.size() + 1, 0);
@@ -38,8 +41,9 @@ std::vector<double> lane_busy(const StepGraph& graph, const Timeline& line) {
     return busy;
 }
 
-/// Walks the critical path of one stage back from the end of the step. Work of other stages that it waited for is bubble.
-/// The parts telescope: each covers what lies between the end of what came before and its own end.
+/// Walks the critical path of one stage back from the end of the step. Work of other stages that it
+/// waited for is bubble. The parts telescope: each covers what lies between the end of what came
+/// before and its own end.
 TimeBreakdown exposed_parts(const StepGraph& graph, const Timeline& line, int lane) {
     TimeBreakdown parts;
     const Before before = predecessors(graph);
@@ -47,7 +51,8 @@ TimeBreakdown exposed_parts(const StepGraph& graph, const Timeline& line, int la
     // the last to end in this lane, or its whole idle tail
     std::size_t at = graph.ops.size();
     for (std::size_t i = 0; i < graph.ops.size(); ++i)
-        if (graph.ops[i].lane == lane && (at == graph.ops.size() || line.end[i] > line.end[at])) at = i;
+        if (graph.ops[i].lane == lane && (at == graph.ops.size() || line.end[i] > line.end[at]))
+            at = i;
     if (at == graph.ops.size()) {
         parts.bubble = Seconds{now};
         return parts;
@@ -66,7 +71,8 @@ TimeBreakdown exposed_parts(const StepGraph& graph, const Timeline& line, int la
             parts.host += Seconds{now - begin - device};
         }
         now = begin;
-        // Of what it waited for: the latest of this lane, unless another stage's message came later.
+        // Of what it waited for: the latest of this lane, unless another stage's message came
+        // later.
         std::size_t own = graph.ops.size(), other = graph.ops.size();
         for (std::uint32_t j = before.first[at]; j < before.first[at + 1]; ++j) {
             const std::uint32_t b = before.from[j];
@@ -89,8 +95,8 @@ TimeBreakdown exposed_parts(const StepGraph& graph, const Timeline& line, int la
     return parts;
 }
 
-/// Parts sum to the step to the last bit: in whole units of its last place every partial sum is exact, and compute takes
-/// what the rounding leaves.
+/// Parts sum to the step to the last bit: in whole units of its last place every partial sum is
+/// exact, and compute takes what the rounding leaves.
 void settle(TimeBreakdown& parts, Seconds total) {
     if (!(total.value > 0)) return;
     const double grain = std::nextafter(total.value, 2 * total.value) - total.value;
@@ -102,7 +108,8 @@ void settle(TimeBreakdown& parts, Seconds total) {
     parts.compute = total - others;
 }
 
-TimeBreakdown busy_parts(const StepGraph& graph, const JobPrices& prices, const Timeline& line, int lane, const TimeBreakdown& exposed) {
+TimeBreakdown busy_parts(const StepGraph& graph, const JobPrices& prices, const Timeline& line,
+                         int lane, const TimeBreakdown& exposed) {
     TimeBreakdown parts;
     for (std::size_t i = 0; i < graph.ops.size(); ++i) {
         const Op& op = graph.ops[i];
@@ -114,7 +121,8 @@ TimeBreakdown busy_parts(const StepGraph& graph, const JobPrices& prices, const 
     return parts;
 }
 
-std::vector<Seconds> rank_busy(const StepCase& step, const StepGraph& graph, const JobPrices& prices, const Timeline& line) {
+std::vector<Seconds> rank_busy(const StepCase& step, const StepGraph& graph,
+                               const JobPrices& prices, const Timeline& line) {
     std::vector<double> lanes(static_cast<std::size_t>(graph.num_lanes) * graph.width, 0);
     for (std::size_t i = 0; i < graph.ops.size(); ++i) {
         const Op& op = graph.ops[i];
@@ -130,7 +138,8 @@ std::vector<Seconds> rank_busy(const StepCase& step, const StepGraph& graph, con
     const int stage_ranks = graph.width * graph.replicas;
     std::vector<Seconds> busy(static_cast<std::size_t>(world_size(step.layout)));
     for (std::size_t rank = 0; rank < busy.size(); ++rank)
-        busy[rank] = Seconds{lanes[rank / stage_ranks * graph.width + rank % stage_ranks % graph.width]};
+        busy[rank] =
+            Seconds{lanes[rank / stage_ranks * graph.width + rank % stage_ranks % graph.width]};
     return busy;
 }
 
@@ -138,14 +147,20 @@ std::vector<LinkUse> link_use(const StepNetwork& network, const Timeline& line) 
     std::vector<LinkUse> uses;
     for (std::size_t l = 0; l < line.carried.size(); ++l)
         if (line.carried[l].value > 0 && line.step_time > 0)
-            uses.push_back({network.links().links[l].name, line.carried[l].value / network.links().links[l].bandwidth.value / line.step_time, line.carried[l]});
-    std::stable_sort(uses.begin(), uses.end(), [](const LinkUse& a, const LinkUse& b) { return a.busy > b.busy; });
+            uses.push_back(
+                {network.links().links[l].name,
+                 line.carried[l].value / network.links().links[l].bandwidth.value / line.step_time,
+                 line.carried[l]});
+    std::stable_sort(uses.begin(), uses.end(),
+                     [](const LinkUse& a, const LinkUse& b) { return a.busy > b.busy; });
     if (uses.size() > kLinksListed) uses.resize(kLinksListed);
     return uses;
 }
 
-/// Activations rise with each forward of a stage and fall with its backward, up to the memory model's peak.
-std::vector<RankMemory> memory_over_time(const StepGraph& graph, const Timeline& line, const std::vector<StageMemory>& stages) {
+/// Activations rise with each forward of a stage and fall with its backward, up to the memory
+/// model's peak.
+std::vector<RankMemory> memory_over_time(const StepGraph& graph, const Timeline& line,
+                                         const std::vector<StageMemory>& stages) {
     std::vector<RankMemory> out;
     for (int lane = 0; lane < graph.num_lanes && lane < static_cast<int>(stages.size()); ++lane) {
         // one forward of a layer holds, its backward frees
@@ -156,7 +171,8 @@ std::vector<RankMemory> memory_over_time(const StepGraph& graph, const Timeline&
             if (op.phase == Phase::forward) changes.push_back({line.end[i], +1});
             if (op.phase == Phase::backward) changes.push_back({line.end[i], -1});
         }
-        std::stable_sort(changes.begin(), changes.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+        std::stable_sort(changes.begin(), changes.end(),
+                         [](const auto& a, const auto& b) { return a.first < b.first; });
         int forwards = 0, backwards = 0;
         for (const auto& [time, change] : changes) (change > 0 ? forwards : backwards) += 1;
         std::vector<std::pair<double, double>> held;
@@ -168,56 +184,94 @@ std::vector<RankMemory> memory_over_time(const StepGraph& graph, const Timeline&
             held.push_back({time, level});
         }
         const StageMemory& memory = stages[lane];
-        const double fixed = (memory.total() - memory.activations - memory.dispatch).value, swing = (memory.activations + memory.dispatch).value;
+        const double fixed = (memory.total() - memory.activations - memory.dispatch).value,
+                     swing = (memory.activations + memory.dispatch).value;
         RankMemory curve{lane * graph.width * graph.replicas, {{Seconds{0}, Bytes{fixed}}}};
-        const std::size_t stride = std::max<std::size_t>(1, held.size() / 256);      // a picture, not a log
+        const std::size_t stride =
+            std::max<std::size_t>(1, held.size() / 256);  // a picture, not a log
         for (std::size_t i = 0; i < held.size(); ++i) {
             const bool top = held[i].second >= peak;
             if (i % stride != 0 && i + 1 != held.size() && !top) continue;
             if (top && i > 0 && held[i - 1].second >= peak && i % stride != 0) continue;
-            curve.points.push_back({Seconds{held[i].first}, Bytes{fixed + (peak > 0 ? swing * held[i].second / peak : 0)}});
+            curve.points.push_back({Seconds{held[i].first},
+                                    Bytes{fixed + (peak > 0 ? swing * held[i].second / peak : 0)}});
         }
         out.push_back(std::move(curve));
     }
     return out;
 }
 
-std::vector<Loss> losses(const StepCase& step, const StepGraph& graph, const JobPrices& prices, const Timeline& line, int lane, const TimeBreakdown& exposed) {
+std::vector<Loss> losses(const StepCase& step, const StepGraph& graph, const JobPrices& prices,
+                         const Timeline& line, int lane, const TimeBreakdown& exposed) {
     std::vector<Loss> all;
     const auto& schedule = step.schedule;
     const auto& layout = step.layout;
     if (exposed.bubble.value > 0 && layout.pipeline_parallel_size > 1)
-        all.push_back({"pipeline bubble: stage " + std::to_string(lane) + " waits for other stages", 
-                       schedule.pipeline == Pipeline::interleaved ? "more micro-batches, or fewer pipeline stages" : "more micro-batches, interleaved chunks (--vpp), or fewer pipeline stages",
-                       exposed.bubble});
+        all.push_back(
+            {"pipeline bubble: stage " + std::to_string(lane) + " waits for other stages",
+             schedule.pipeline == Pipeline::interleaved
+                 ? "more micro-batches, or fewer pipeline stages"
+                 : "more micro-batches, interleaved chunks (--vpp), or fewer pipeline stages",
+             exposed.bubble});
     if (exposed.host.value > 0)
-        all.push_back({"the GPU waits for the host to launch kernels", "larger micro-batches, CUDA graphs, or fused kernels", exposed.host});
+        all.push_back({"the GPU waits for the host to launch kernels",
+                       "larger micro-batches, CUDA graphs, or fused kernels", exposed.host});
     const Seconds exchange = exposed.dispatch + exposed.combine;
     if (exchange.value > 0)
-        all.push_back({"all-to-all of tokens to experts and back", 
-                       layout.expert_parallel_size > step.cluster.gpus_per_node ? "expert groups inside a node, a dispatcher that sends a token once per node (--dispatcher deepep), or overlap with other work"
-                                                                                 : "overlap with other work, fewer choices a token, or a smaller expert-parallel size",
+        all.push_back({"all-to-all of tokens to experts and back",
+                       layout.expert_parallel_size > step.cluster.gpus_per_node
+                           ? "expert groups inside a node, a dispatcher that sends a token once "
+                             "per node (--dispatcher deepep), or overlap with other work"
+                           : "overlap with other work, fewer choices a token, or a smaller "
+                             "expert-parallel size",
                        exchange});
-    if (exposed.tensor_comm.value > 0) all.push_back({"tensor-parallel collectives around every layer", "a smaller tensor-parallel size, or overlapping them with the products (--overlap-tensor)", exposed.tensor_comm});
-    if (exposed.context_comm.value > 0) all.push_back({"keys and values gathered for context parallelism", "a smaller context-parallel size, or longer sequences a rank", exposed.context_comm});
-    if (exposed.data_comm.value > 0) all.push_back({"gradients and parameters exchanged among replicas", "more micro-batches a step, overlap with the backward pass, or fewer replicas", exposed.data_comm});
-    if (exposed.pipeline_comm.value > 0) all.push_back({"activations sent between stages", "fewer stages or chunks, or stages inside a node", exposed.pipeline_comm});
-    if (exposed.optimizer.value > 0) all.push_back({"the optimizer's update", schedule.sharding == Sharding::none ? "sharding its state (--zero 1)" : "more replicas to share its state, or more micro-batches a step", exposed.optimizer});
+    if (exposed.tensor_comm.value > 0)
+        all.push_back({"tensor-parallel collectives around every layer",
+                       "a smaller tensor-parallel size, or overlapping them with the products "
+                       "(--overlap-tensor)",
+                       exposed.tensor_comm});
+    if (exposed.context_comm.value > 0)
+        all.push_back({"keys and values gathered for context parallelism",
+                       "a smaller context-parallel size, or longer sequences a rank",
+                       exposed.context_comm});
+    if (exposed.data_comm.value > 0)
+        all.push_back(
+            {"gradients and parameters exchanged among replicas",
+             "more micro-batches a step, overlap with the backward pass, or fewer replicas",
+             exposed.data_comm});
+    if (exposed.pipeline_comm.value > 0)
+        all.push_back({"activations sent between stages",
+                       "fewer stages or chunks, or stages inside a node", exposed.pipeline_comm});
+    if (exposed.optimizer.value > 0)
+        all.push_back({"the optimizer's update",
+                       schedule.sharding == Sharding::none
+                           ? "sharding its state (--zero 1)"
+                           : "more replicas to share its state, or more micro-batches a step",
+                       exposed.optimizer});
     // of compute: what the fullest rank works longer than the mean
     double skew = 0;
     for (std::size_t i = 0; i < graph.ops.size(); ++i) {
         const Op& op = graph.ops[i];
-        if (!op.exchange && op.lane == lane && prices.jobs[op.demand].by_rank >= 0) skew += prices.jobs[op.demand].device - prices.jobs[op.demand].mean_device;
+        if (!op.exchange && op.lane == lane && prices.jobs[op.demand].by_rank >= 0)
+            skew += prices.jobs[op.demand].device - prices.jobs[op.demand].mean_device;
     }
     skew = std::min(skew, exposed.compute.value);
-    if (skew > 0) all.push_back({"unequal experts: every layer waits for the rank with most tokens", "placing popular experts apart or replicating them, a balance loss, or capacity", Seconds{skew}});
+    if (skew > 0)
+        all.push_back(
+            {"unequal experts: every layer waits for the rank with most tokens",
+             "placing popular experts apart or replicating them, a balance loss, or capacity",
+             Seconds{skew}});
     if (!prices.slowdown.empty()) {
         double slow = 0;
         for (std::size_t i = 0; i < graph.ops.size(); ++i)
-            if (!graph.ops[i].exchange && graph.ops[i].lane == lane) slow += line.device[i] - prices.jobs[graph.ops[i].demand].device;
-        if (slow > 0) all.push_back({"a slow rank holds up its stage", "taking the slow GPU out", Seconds{slow}});
+            if (!graph.ops[i].exchange && graph.ops[i].lane == lane)
+                slow += line.device[i] - prices.jobs[graph.ops[i].demand].device;
+        if (slow > 0)
+            all.push_back(
+                {"a slow rank holds up its stage", "taking the slow GPU out", Seconds{slow}});
     }
-    std::stable_sort(all.begin(), all.end(), [](const Loss& a, const Loss& b) { return a.time > b.time; });
+    std::stable_sort(all.begin(), all.end(),
+                     [](const Loss& a, const Loss& b) { return a.time > b.time; });
     if (all.size() > kLossesListed) all.resize(kLossesListed);
     return all;
 }
@@ -234,8 +288,10 @@ BasisShare basis_shares(const StepGraph& graph, const JobPrices& prices) {
 
 FlopsPerSecond peak_of(const StepCase& step) {
     const auto find = [&](const std::map<Precision, FlopsPerSecond>& peaks) -> FlopsPerSecond {
-        for (const Precision p : {step.schedule.precision, Precision::bf16, Precision::fp16, Precision::fp32})
-            if (const auto found = peaks.find(p); found != peaks.end() && found->second.value > 0) return found->second;
+        for (const Precision p :
+             {step.schedule.precision, Precision::bf16, Precision::fp16, Precision::fp32})
+            if (const auto found = peaks.find(p); found != peaks.end() && found->second.value > 0)
+                return found->second;
         return {};
     };
     const FlopsPerSecond cluster = find(step.cluster.gpu.peak);
@@ -243,28 +299,37 @@ FlopsPerSecond peak_of(const StepCase& step) {
 }
 
 std::vector<TimelineBar> bars(const StepGraph& graph, const Timeline& line) {
-    static constexpr const char* kStreams[] = {"compute", "tensor", "context", "experts", "send forward", "send backward", "data"};
+    static constexpr const char* kStreams[] = {
+        "compute", "tensor", "context", "experts", "send forward", "send backward", "data"};
     std::vector<TimelineBar> out;
     out.reserve(graph.ops.size());
     for (std::size_t i = 0; i < graph.ops.size(); ++i) {
         const Op& op = graph.ops[i];
-        const std::string where = op.phase == Phase::optimizer ? "" : " · layer " + std::to_string(op.layer) + " · micro-batch " + std::to_string(op.micro_batch);
+        const std::string where = op.phase == Phase::optimizer
+                                      ? ""
+                                      : " · layer " + std::to_string(op.layer) + " · micro-batch " +
+                                            std::to_string(op.micro_batch);
         std::string what;
         if (op.exchange) {
             const auto& demand = graph.exchanges[op.demand];
-            what = op.part == Part::dispatch ? "dispatch" : op.part == Part::combine ? "combine" : std::string(name_of(demand.kind));
+            what = op.part == Part::dispatch  ? "dispatch"
+                   : op.part == Part::combine ? "combine"
+                                              : std::string(name_of(demand.kind));
         } else {
             what = graph.works[graph.jobs[op.demand].work].what;
         }
         if (op.phase == Phase::recompute) what += " (recompute)";
-        out.push_back({op.lane * graph.width * graph.replicas, kStreams[static_cast<int>(op.stream)], what + where, Seconds{line.begin[i]}, Seconds{line.end[i]}});
+        out.push_back({op.lane * graph.width * graph.replicas,
+                       kStreams[static_cast<int>(op.stream)], what + where, Seconds{line.begin[i]},
+                       Seconds{line.end[i]}});
     }
     return out;
 }
 
 }  // namespace
 
-StepReport report(const StepCase& step, const StepGraph& graph, const JobPrices& prices, const Timeline& line, StepNetwork& network, Fidelity fidelity) {
+StepReport report(const StepCase& step, const StepGraph& graph, const JobPrices& prices,
+                  const Timeline& line, StepNetwork& network, Fidelity fidelity) {
     StepReport out;
     out.fidelity = fidelity;
     out.step_time = Seconds{line.step_time};
@@ -276,11 +341,16 @@ StepReport report(const StepCase& step, const StepGraph& graph, const JobPrices&
     out.busy = busy_parts(graph, prices, line, lane, out.exposed);
 
     const auto& schedule = step.schedule;
-    const double tokens = static_cast<double>(schedule.sequence_length) * schedule.micro_batch_size * schedule.num_micro_batches * step.layout.data_parallel_size;
+    const double tokens = static_cast<double>(schedule.sequence_length) *
+                          schedule.micro_batch_size * schedule.num_micro_batches *
+                          step.layout.data_parallel_size;
     if (line.step_time > 0) {
         out.tokens_per_second = tokens / line.step_time;
         const double peak = peak_of(step).value * world_size(step.layout);
-        if (peak > 0) out.mfu = flops_per_token(step.model, schedule.sequence_length).training_causal_half.value * tokens / (peak * line.step_time);
+        if (peak > 0)
+            out.mfu =
+                flops_per_token(step.model, schedule.sequence_length).training_causal_half.value *
+                tokens / (peak * line.step_time);
     }
     double hot = 1;
     for (const double imbalance : graph.load_imbalance) hot = std::max(hot, imbalance);
@@ -288,7 +358,8 @@ StepReport report(const StepCase& step, const StepGraph& graph, const JobPrices&
     const int stage_ranks = graph.width * graph.replicas;
     out.peak_memory.assign(static_cast<std::size_t>(world_size(step.layout)), Bytes{0});
     for (std::size_t rank = 0; rank < out.peak_memory.size(); ++rank)
-        if (rank / stage_ranks < memory.size()) out.peak_memory[rank] = memory[rank / stage_ranks].total();
+        if (rank / stage_ranks < memory.size())
+            out.peak_memory[rank] = memory[rank / stage_ranks].total();
     out.memory_by_rank = memory_over_time(graph, line, memory);
     out.busy_by_rank = rank_busy(step, graph, prices, line);
     out.link_use = link_use(network, line);
@@ -297,18 +368,28 @@ StepReport report(const StepCase& step, const StepGraph& graph, const JobPrices&
     out.basis = basis_shares(graph, prices);
 
     out.assumptions = graph.assumptions;
-    out.assumptions.push_back("mfu counts model flops with causal attention halved, no recomputation, over the peak of " + std::string(name_of(schedule.precision)));
+    out.assumptions.push_back(
+        "mfu counts model flops with causal attention halved, no recomputation, over the peak of " +
+        std::string(name_of(schedule.precision)));
     if (out.basis.roofline > 0.005)
-        out.assumptions.push_back("kernels without a measured or published curve are priced by the datasheet's roofline with a stated efficiency (" +
-                                  std::to_string(static_cast<int>(std::lround(out.basis.roofline * 100))) + " % of kernel time, profile " + step.profile->name + ")");
+        out.assumptions.push_back(
+            "kernels without a measured or published curve are priced by the datasheet's roofline "
+            "with a stated efficiency (" +
+            std::to_string(static_cast<int>(std::lround(out.basis.roofline * 100))) +
+            " % of kernel time, profile " + step.profile->name + ")");
     if (step.profile->host_overlap > 0)
-        out.assumptions.push_back(schedule.software.framework.empty() ? "host launches counted as for a PyTorch training stack (no framework was named)" : "host launches counted for " + schedule.software.framework);
-    if (graph.load_imbalance.size() > 0 && schedule.precision != Precision::fp32 && step.layout.expert_parallel_size > 1)
+        out.assumptions.push_back(
+            schedule.software.framework.empty()
+                ? "host launches counted as for a PyTorch training stack (no framework was named)"
+                : "host launches counted for " + schedule.software.framework);
+    if (graph.load_imbalance.size() > 0 && schedule.precision != Precision::fp32 &&
+        step.layout.expert_parallel_size > 1)
         out.assumptions.push_back("tokens travel to experts in two bytes an element");
     out.folded = graph.folded;
     out.folded.insert(out.folded.end(), network.folded().begin(), network.folded().end());
     if (fidelity == Fidelity::flow && line.model == NetworkModel::fluid)
-        out.folded.push_back("flows were shared by our own fluid solver: too many for SimGrid's bookkeeping");
+        out.folded.push_back(
+            "flows were shared by our own fluid solver: too many for SimGrid's bookkeeping");
     out.made = {kVersion, digest_of(step), step.seed};
     if (step.keep_timeline) out.timeline = bars(graph, line);
     return out;

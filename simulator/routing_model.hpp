@@ -1,5 +1,6 @@
 #pragma once
-/// Where the tokens of a step go: every MoE layer of every micro-batch has loads of its own, recorded or drawn.
+/// Where the tokens of a step go: every MoE layer of every micro-batch has loads of its own,
+/// recorded or drawn.
 
 #include <cstdint>
 #include <memory>
@@ -18,13 +19,15 @@ struct RoutingDemand {
     int sequence_length = 0;             ///< documents are drawn, and end, inside sequences
 };
 
-/// Answers for every (MoE layer, micro-batch) what each source sends to each expert. The same seed gives the same
-/// answers in any order of asking.
+/// Answers for every (MoE layer, micro-batch) what each source sends to each expert. The same seed
+/// gives the same answers in any order of asking.
 class RoutingModel {
   public:
     /// @param routing  synthetic, or a recorded trace
-    /// @throws InputError  an unknown kind, or a trace of another kind of model (MoE heads differ, experts no multiple)
-    RoutingModel(const ModelSpec& model, const std::variant<SyntheticRouting, std::shared_ptr<const TraceReader>>& routing,
+    /// @throws InputError  an unknown kind, or a trace of another kind of model (MoE heads differ,
+    /// experts no multiple)
+    RoutingModel(const ModelSpec& model,
+                 const std::variant<SyntheticRouting, std::shared_ptr<const TraceReader>>& routing,
                  const RoutingDemand& demand, std::uint64_t seed);
     ~RoutingModel();
     RoutingModel(RoutingModel&&) noexcept;
@@ -33,7 +36,8 @@ class RoutingModel {
     /// Without capacity every source's row sums to tokens · num_moe_heads · top_k.
     RoutingLoads loads(int moe_layer, int micro_batch) const;
 
-    bool same_everywhere() const;        ///< every layer of equal shape and every micro-batch alike (balanced)
+    bool same_everywhere()
+        const;  ///< every layer of equal shape and every micro-batch alike (balanced)
     const std::vector<std::string>& assumptions() const;
 
   private:

@@ -110,12 +110,12 @@ struct StepReport {
         routing_interval;         ///< spread over routing alone, part of `interval`
     TimeBreakdown exposed, busy;  ///< what the step waits for; the same parts, waited for or hidden
     double tokens_per_second = 0, mfu = 0;
-    std::vector<Bytes> peak_memory;      ///< [world_size]
-    std::vector<Seconds> busy_by_rank;   ///< [world_size]
+    std::vector<Bytes> peak_memory;          ///< [world_size]
+    std::vector<Seconds> busy_by_rank;       ///< [world_size]
     std::vector<RankMemory> memory_by_rank;  ///< over time, one rank of each stage
-    std::vector<LinkUse> link_use;       ///< the busiest first
-    std::vector<Loss> losses;            ///< the largest, in words, with what would reduce them
-    std::vector<double> load_imbalance;  ///< [num_moe_layers], max over mean of tokens per rank
+    std::vector<LinkUse> link_use;           ///< the busiest first
+    std::vector<Loss> losses;                ///< the largest, in words, with what would reduce them
+    std::vector<double> load_imbalance;      ///< [num_moe_layers], max over mean of tokens per rank
     std::vector<std::string> assumptions,
         folded;  ///< what was taken for granted; what was simulated once for many
     std::optional<double> relative_spread;  ///< of step_time; measured runs only
@@ -132,7 +132,8 @@ void for_each_field(Report& report, Visit&& visit);  // simulator/step_fields.hp
 
 using StepRunner = std::function<StepReport(const StepCase&)>;
 
-/// What forbids a step (Severity::broken: rules of the layout, memory, what is not simulated yet), and warnings.
+/// What forbids a step (Severity::broken: rules of the layout, memory, what is not simulated yet),
+/// and warnings.
 std::vector<Finding> step_findings(const StepCase&);
 
 Seconds lower_bound(const StepCase&);  ///< a bound from per-stage sums, microseconds to compute
@@ -150,10 +151,12 @@ StepCase step_case_from_json(const JsonReader&);  ///< @throws InputError
 Json to_json(const StepReport&);
 StepReport report_from_json(const JsonReader&);  ///< @throws InputError
 
-/// The report with the spread of `samples` seeds (routing drawn anew, or other windows of the trace): an 80 % interval.
+/// The report with the spread of `samples` seeds (routing drawn anew, or other windows of the
+/// trace): an 80 % interval.
 StepReport with_samples(const StepCase&, const StepRunner&, int samples);
 
-/// Chrome-trace JSON of a report with a timeline; Perfetto opens it. Ranks are processes, streams threads.
+/// Chrome-trace JSON of a report with a timeline; Perfetto opens it. Ranks are processes, streams
+/// threads.
 std::string chrome_trace(const StepReport&);
 
 /// Two reports field by field: key, both values, and their ratio where they are numbers.

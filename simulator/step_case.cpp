@@ -1,4 +1,5 @@
-/// What can be said of a case before it is walked: what forbids it, the least it can take, its digest; and its spread.
+/// What can be said of a case before it is walked: what forbids it, the least it can take, its
+/// digest; and its spread.
 
 #include <algorithm>
 #include <cmath>
@@ -21,7 +22,8 @@ namespace moeplan {
 std::vector<Finding> step_findings(const StepCase& step) {
     const int gpus = num_gpus(step.cluster);
     std::vector<Finding> findings = check_layout(step.model, step.layout, step.schedule, gpus);
-    const auto add = [&](std::string rule, std::string detail, std::vector<std::string> nearest = {}) {
+    const auto add = [&](std::string rule, std::string detail,
+                         std::vector<std::string> nearest = {}) {
         Finding finding;
         finding.rule = std::move(rule);
         finding.detail = std::move(detail);
@@ -29,41 +31,60 @@ std::vector<Finding> step_findings(const StepCase& step) {
         findings.push_back(std::move(finding));
     };
     if (!can_order(step.schedule.pipeline))
-        add("schedule", "schedule " + std::string(name_of(step.schedule.pipeline)) + " is not simulated yet", {"zero_bubble", "one_f_one_b", "interleaved"});
+        add("schedule",
+            "schedule " + std::string(name_of(step.schedule.pipeline)) + " is not simulated yet",
+            {"zero_bubble", "one_f_one_b", "interleaved"});
     if (step.schedule.pipeline == Pipeline::zero_bubble && step.schedule.virtual_pipeline_size > 1)
-        add("schedule", "zero_bubble with virtual stages (ZB-V) is not simulated yet", {"zero_bubble with vpp 1", "interleaved"});
-    if (step.schedule.pipeline == Pipeline::one_f_one_b && step.schedule.virtual_pipeline_size > 1 && step.layout.pipeline_parallel_size > 1 &&
+        add("schedule", "zero_bubble with virtual stages (ZB-V) is not simulated yet",
+            {"zero_bubble with vpp 1", "interleaved"});
+    if (step.schedule.pipeline == Pipeline::one_f_one_b &&
+        step.schedule.virtual_pipeline_size > 1 && step.layout.pipeline_parallel_size > 1 &&
         step.schedule.num_micro_batches % step.layout.pipeline_parallel_size != 0)
-        add("schedule", "interleaved chunks need micro-batches (" + std::to_string(step.schedule.num_micro_batches) + ") in multiples of the pipeline size (" +
+        add("schedule", "interleaved chunks need micro-batches (" +
+                            std::to_string(step.schedule.num_micro_batches) +
+                            ") in multiples of the pipeline size (" +
                             std::to_string(step.layout.pipeline_parallel_size) + ")");
-    if (step.schedule.pipeline == Pipeline::interleaved && step.schedule.num_micro_batches % step.layout.pipeline_parallel_size != 0)
-        add("schedule", "interleaved needs micro-batches (" + std::to_string(step.schedule.num_micro_batches) + ") in multiples of the pipeline size (" +
+    if (step.schedule.pipeline == Pipeline::interleaved &&
+        step.schedule.num_micro_batches % step.layout.pipeline_parallel_size != 0)
+        add("schedule", "interleaved needs micro-batches (" +
+                            std::to_string(step.schedule.num_micro_batches) +
+                            ") in multiples of the pipeline size (" +
                             std::to_string(step.layout.pipeline_parallel_size) + ")");
     for (const auto& [rank, factor] : step.disturbances.stragglers)
         if (rank < 0 || rank >= world_size(step.layout))
-            throw InputError("--straggler", "", std::to_string(rank), "a rank of 0 … " + std::to_string(world_size(step.layout) - 1));
+            throw InputError("--straggler", "", std::to_string(rank),
+                             "a rank of 0 … " + std::to_string(world_size(step.layout) - 1));
         else if (!(factor > 0) || !std::isfinite(factor))
             throw InputError("--straggler", "", exact_text(factor), "a factor above 0");
-    const bool sound = std::none_of(findings.begin(), findings.end(), [](const Finding& f) { return f.severity == Severity::broken; });
+    const bool sound = std::none_of(findings.begin(), findings.end(), [](const Finding& f) {
+        return f.severity == Severity::broken;
+    });
     if (sound && step.cluster.gpu.memory.value > 0)
         for (const StageMemory& stage : memory_by_stage(step.model, step.layout, step.schedule, 1))
             if (stage.total() > step.cluster.gpu.memory)
-                add("memory", "stage " + std::to_string(stage.stage) + ", rank " + std::to_string(stage.rank) + " needs " + to_text(stage.total()) + " of " +
-                                  to_text(step.cluster.gpu.memory));
+                add("memory", "stage " + std::to_string(stage.stage) + ", rank " +
+                                  std::to_string(stage.rank) + " needs " + to_text(stage.total()) +
+                                  " of " + to_text(step.cluster.gpu.memory));
     return findings;
 }
 
 std::string digest_of(const StepCase& step) {
     Digest digest;
-    digest.add(to_json(step.model).dump()).add(to_json(step.cluster).dump()).add(layout_to_json(step.layout, step.schedule).dump());
-    digest.add(step.profile ? step.profile->digest.empty() ? to_json(*step.profile).dump() : step.profile->digest : "");
+    digest.add(to_json(step.model).dump())
+        .add(to_json(step.cluster).dump())
+        .add(layout_to_json(step.layout, step.schedule).dump());
+    digest.add(step.profile ? step.profile->digest.empty() ? to_json(*step.profile).dump()
+                                                           : step.profile->digest
+                            : "");
     if (const auto* synthetic = std::get_if<SyntheticRouting>(&step.routing))
         digest.add(to_words(*synthetic));
     else if (const auto& trace = std::get<std::shared_ptr<const TraceReader>>(step.routing))
         digest.add(trace->digest());
     digest.add(std::to_string(step.seed));
-    for (const auto& [rank, factor] : step.disturbances.stragglers) digest.add(std::to_string(rank) + ":" + exact_text(factor));
-    for (const auto& [link, factor] : step.disturbances.link_faults) digest.add(link + ":" + exact_text(factor));
+    for (const auto& [rank, factor] : step.disturbances.stragglers)
+        digest.add(std::to_string(rank) + ":" + exact_text(factor));
+    for (const auto& [link, factor] : step.disturbances.link_faults)
+        digest.add(link + ":" + exact_text(factor));
     return digest.hex();
 }
 
@@ -74,22 +95,29 @@ Json to_json(const StepCase& step, const std::string& trace) {
     out["layout"] = layout_to_json(step.layout, step.schedule);
     out["profile"] = to_json(*step.profile);
     if (const auto* synthetic = std::get_if<SyntheticRouting>(&step.routing))
-        out["routing"] = Json{{"kind", synthetic->kind}, {"exponent", synthetic->exponent}, {"document_concentration", synthetic->document_concentration}};
+        out["routing"] = Json{{"kind", synthetic->kind},
+                              {"exponent", synthetic->exponent},
+                              {"document_concentration", synthetic->document_concentration}};
     else
         out["trace"] = trace;
     out["seed"] = step.seed;
     out["stragglers"] = Json::array();
-    for (const auto& [rank, factor] : step.disturbances.stragglers) out["stragglers"].push_back(Json{{"rank", rank}, {"factor", factor}});
+    for (const auto& [rank, factor] : step.disturbances.stragglers)
+        out["stragglers"].push_back(Json{{"rank", rank}, {"factor", factor}});
     out["link_faults"] = Json::array();
-    for (const auto& [link, factor] : step.disturbances.link_faults) out["link_faults"].push_back(Json{{"link", link}, {"factor", factor}});
+    for (const auto& [link, factor] : step.disturbances.link_faults)
+        out["link_faults"].push_back(Json{{"link", link}, {"factor", factor}});
     return out;
 }
 
 StepCase step_case_from_json(const JsonReader& reader) {
-    reader.refuse_unknown({"model", "cluster", "layout", "profile", "routing", "trace", "seed", "stragglers", "link_faults"});
+    reader.refuse_unknown({"model", "cluster", "layout", "profile", "routing", "trace", "seed",
+                           "stragglers", "link_faults"});
     StepCase step;
     // each part is a whole file of its own kind
-    const auto part = [&](const char* key) { return JsonReader::from_value(reader.at(key).value(), reader.file() + ": /" + key); };
+    const auto part = [&](const char* key) {
+        return JsonReader::from_value(reader.at(key).value(), reader.file() + ": /" + key);
+    };
     step.model = model_from_json(part("model"));
     step.cluster = cluster_from_json(part("cluster"));
     LayoutWords words;
@@ -99,7 +127,8 @@ StepCase step_case_from_json(const JsonReader& reader) {
             words[key] = value.text();
         } else if (value.is_array()) {
             std::vector<std::string> parts;
-            for (const auto& item : value.items()) parts.push_back(item.is_string() ? item.text() : item.value().dump());
+            for (const auto& item : value.items())
+                parts.push_back(item.is_string() ? item.text() : item.value().dump());
             words[key] = join(parts, ",");
         } else {
             words[key] = value.value().dump();
@@ -114,19 +143,28 @@ StepCase step_case_from_json(const JsonReader& reader) {
     } else {
         const JsonReader routing = reader.at("routing");
         routing.refuse_unknown({"kind", "exponent", "document_concentration"});
-        step.routing = SyntheticRouting{routing.at("kind").text(), routing.number_or("exponent", 0), routing.number_or("document_concentration", 0)};
+        step.routing = SyntheticRouting{routing.at("kind").text(), routing.number_or("exponent", 0),
+                                        routing.number_or("document_concentration", 0)};
     }
-    if (const auto seed = reader.find("seed")) step.seed = seed->value().is_number_unsigned() ? seed->value().get<std::uint64_t>() : static_cast<std::uint64_t>(seed->integer(0));
+    if (const auto seed = reader.find("seed"))
+        step.seed = seed->value().is_number_unsigned()
+                        ? seed->value().get<std::uint64_t>()
+                        : static_cast<std::uint64_t>(seed->integer(0));
     if (const auto list = reader.find("stragglers"))
-        for (const auto& item : list->items()) step.disturbances.stragglers.emplace_back(item.at("rank").count(), item.at("factor").number(0));
+        for (const auto& item : list->items())
+            step.disturbances.stragglers.emplace_back(item.at("rank").count(),
+                                                      item.at("factor").number(0));
     if (const auto list = reader.find("link_faults"))
-        for (const auto& item : list->items()) step.disturbances.link_faults.emplace_back(item.at("link").text(), item.at("factor").number(0));
+        for (const auto& item : list->items())
+            step.disturbances.link_faults.emplace_back(item.at("link").text(),
+                                                       item.at("factor").number(0));
     return step;
 }
 
 Seconds lower_bound(const StepCase& step) {
-    // Every stage works off its flops at the peak rate for each micro-batch, and waits once for the stages before it, there
-    // and back. Communication, memory traffic and skew only add. O(layers), no kernel is looked up.
+    // Every stage works off its flops at the peak rate for each micro-batch, and waits once for the
+    // stages before it, there and back. Communication, memory traffic and skew only add. O(layers),
+    // no kernel is looked up.
     FlopsPerSecond peak;
     for (const auto& [precision, rate] : step.profile->roofline.peak) peak = std::max(peak, rate);
     if (!(peak.value > 0))
@@ -135,9 +173,10 @@ Seconds lower_bound(const StepCase& step) {
     const auto& layout = step.layout;
     const auto& schedule = step.schedule;
     const double hidden = step.model.hidden_size, s = schedule.sequence_length;
-    const double tokens = static_cast<double>(schedule.micro_batch_size) * s / layout.context_parallel_size;
+    const double tokens =
+        static_cast<double>(schedule.micro_batch_size) * s / layout.context_parallel_size;
     const double tp = layout.tensor_parallel_size;
-    std::vector<double> layer_flops;                              // forward, one micro-batch, one rank
+    std::vector<double> layer_flops;  // forward, one micro-batch, one rank
     for (std::size_t l = 0; l < step.model.layers.size(); ++l) {
         const LayerSpec& layer = step.model.layers[l];
         if (l > 0 && layer == step.model.layers[l - 1]) {
@@ -145,17 +184,25 @@ Seconds lower_bound(const StepCase& step) {
             continue;
         }
         const LayerParameters p = layer_parameters(step.model, layer);
-        double head_sum = 0;                                      // Σ heads · (query + value width) of the core
-        if (const auto* gqa = std::get_if<GroupedQueryAttention>(&layer.attention)) head_sum = 2.0 * gqa->num_attention_heads * gqa->head_size;
-        if (const auto* mla = std::get_if<LatentAttention>(&layer.attention)) head_sum = static_cast<double>(mla->num_attention_heads) * (mla->nope_size + mla->rope_size + mla->value_size);
+        double head_sum = 0;  // Σ heads · (query + value width) of the core
+        if (const auto* gqa = std::get_if<GroupedQueryAttention>(&layer.attention))
+            head_sum = 2.0 * gqa->num_attention_heads * gqa->head_size;
+        if (const auto* mla = std::get_if<LatentAttention>(&layer.attention))
+            head_sum = static_cast<double>(mla->num_attention_heads) *
+                       (mla->nope_size + mla->rope_size + mla->value_size);
         const double keys = layer.window ? std::min<double>(*layer.window, s) : s;
-        double flops = 2 * tokens * static_cast<double>(p.attention + p.dense + p.shared_experts) / tp + tokens * keys * head_sum / tp * 0.5;
+        double flops =
+            2 * tokens * static_cast<double>(p.attention + p.dense + p.shared_experts) / tp +
+            tokens * keys * head_sum / tp * 0.5;
         if (const auto* moe = std::get_if<MoeFeedForward>(&layer.feed_forward)) {
             const double heads = std::max(1, moe->num_moe_heads);
             const bool drops = moe->capacity_factor.has_value();
-            flops += 2 * tokens / tp * static_cast<double>(p.router) * heads + 2 * tokens / tp * static_cast<double>(p.mh_projections);
-            // the mean over expert ranks: the fullest has no less; with capacity nothing is promised
-            if (!drops) flops += 2 * tokens / tp * heads * moe->top_k * static_cast<double>(p.one_expert);
+            flops += 2 * tokens / tp * static_cast<double>(p.router) * heads +
+                     2 * tokens / tp * static_cast<double>(p.mh_projections);
+            // the mean over expert ranks: the fullest has no less; with capacity nothing is
+            // promised
+            if (!drops)
+                flops += 2 * tokens / tp * heads * moe->top_k * static_cast<double>(p.one_expert);
         }
         layer_flops.push_back(flops);
     }
@@ -165,16 +212,21 @@ Seconds lower_bound(const StepCase& step) {
     for (std::size_t stage = 0; stage < chunks.size(); ++stage) {
         double all = 0, first = 0;
         for (std::size_t c = 0; c < chunks[stage].size(); ++c)
-            for (int l = chunks[stage][c].first; l < chunks[stage][c].first + chunks[stage][c].count; ++l) {
+            for (int l = chunks[stage][c].first;
+                 l < chunks[stage][c].first + chunks[stage][c].count; ++l) {
                 all += layer_flops[l];
                 if (c == 0) first += layer_flops[l];
             }
         // the head is not recomputed
-        const double head = stage + 1 == chunks.size() ? 3 * 2 * tokens * hidden * step.model.vocab_size / tp : 0;
+        const double head =
+            stage + 1 == chunks.size() ? 3 * 2 * tokens * hidden * step.model.vocab_size / tp : 0;
         const double passes = schedule.recompute.full ? 4 : 3;
         const double times = schedule.num_micro_batches;
-        // there and back through the first chunks before it; where weight gradients fill the drain, only the way there is sure
-        bound = std::max(bound, (all * passes + head) * times + before * (v > 1 || schedule.pipeline == Pipeline::zero_bubble ? 1 : 3));
+        // there and back through the first chunks before it; where weight gradients fill the drain,
+        // only the way there is sure
+        bound = std::max(
+            bound, (all * passes + head) * times +
+                       before * (v > 1 || schedule.pipeline == Pipeline::zero_bubble ? 1 : 3));
         before += first;
     }
     return Flops{bound} / peak;
@@ -195,11 +247,13 @@ StepReport with_samples(const StepCase& step, const StepRunner& runner, int samp
         const double at = q * static_cast<double>(times.size() - 1);
         const auto low = static_cast<std::size_t>(at);
         const double share = at - static_cast<double>(low);
-        return low + 1 < times.size() ? times[low] * (1 - share) + times[low + 1] * share : times[low];
+        return low + 1 < times.size() ? times[low] * (1 - share) + times[low + 1] * share
+                                      : times[low];
     };
     report.routing_interval = {{Seconds{quantile(0.1)}, Seconds{quantile(0.9)}}};
     report.interval = report.routing_interval;
-    report.assumptions.push_back("the 80 % interval spans " + std::to_string(samples) + " draws of the routing; errors of the model itself are not in it");
+    report.assumptions.push_back("the 80 % interval spans " + std::to_string(samples) +
+                                 " draws of the routing; errors of the model itself are not in it");
     return report;
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-/// Every field of a step report with its key, once: JSON, tables and comparisons walk it. (The timeline is a picture
-/// and no field.)
+/// Every field of a step report with its key, once: JSON, tables and comparisons walk it. (The
+/// timeline is a picture and no field.)
 
 #include <type_traits>
 

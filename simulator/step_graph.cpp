@@ -20,23 +20,36 @@ namespace moeplan {
 
 Seconds& part_of(TimeBreakdown& parts, Part part) {
     switch (part) {
-        case Part::compute: return parts.compute;
-        case Part::host: return parts.host;
-        case Part::tensor_comm: return parts.tensor_comm;
-        case Part::context_comm: return parts.context_comm;
-        case Part::dispatch: return parts.dispatch;
-        case Part::combine: return parts.combine;
-        case Part::pipeline_comm: return parts.pipeline_comm;
-        case Part::data_comm: return parts.data_comm;
-        case Part::bubble: return parts.bubble;
-        case Part::optimizer: return parts.optimizer;
+        case Part::compute:
+            return parts.compute;
+        case Part::host:
+            return parts.host;
+        case Part::tensor_comm:
+            return parts.tensor_comm;
+        case Part::context_comm:
+            return parts.context_comm;
+        case Part::dispatch:
+            return parts.dispatch;
+        case Part::combine:
+            return parts.combine;
+        case Part::pipeline_comm:
+            return parts.pipeline_comm;
+        case Part::data_comm:
+            return parts.data_comm;
+        case Part::bubble:
+            return parts.bubble;
+        case Part::optimizer:
+            return parts.optimizer;
     }
     return parts.compute;
 }
 
-std::vector<std::vector<int>> exchange_groups(const StepGraph& graph, const ParallelLayout& layout, const ExchangeDemand& demand) {
-    // Megatron's order, innermost first: tp, cp, dp, pp for attention; etp, ep, expert-dp, pp for experts.
-    const int tp = layout.tensor_parallel_size, cp = layout.context_parallel_size, pp = layout.pipeline_parallel_size;
+std::vector<std::vector<int>> exchange_groups(const StepGraph& graph, const ParallelLayout& layout,
+                                              const ExchangeDemand& demand) {
+    // Megatron's order, innermost first: tp, cp, dp, pp for attention; etp, ep, expert-dp, pp for
+    // experts.
+    const int tp = layout.tensor_parallel_size, cp = layout.context_parallel_size,
+              pp = layout.pipeline_parallel_size;
     const int ep = layout.expert_parallel_size, etp = layout.expert_tensor_parallel_size;
     const int ranks = graph.width * graph.replicas, first = demand.stage * ranks;
     std::vector<std::vector<int>> groups;
@@ -49,15 +62,28 @@ std::vector<std::vector<int>> exchange_groups(const StepGraph& graph, const Para
             }
     };
     switch (demand.group) {
-        case Group::tensor: strided(tp, 1); break;
-        case Group::context: strided(cp, tp); break;
-        case Group::data_context: strided(ranks / tp, tp); break;
-        case Group::expert_tensor: strided(etp, 1); break;
-        case Group::expert: strided(ep, etp); break;
-        case Group::expert_data: strided(ranks / (ep * etp), ep * etp); break;
+        case Group::tensor:
+            strided(tp, 1);
+            break;
+        case Group::context:
+            strided(cp, tp);
+            break;
+        case Group::data_context:
+            strided(ranks / tp, tp);
+            break;
+        case Group::expert_tensor:
+            strided(etp, 1);
+            break;
+        case Group::expert:
+            strided(ep, etp);
+            break;
+        case Group::expert_data:
+            strided(ranks / (ep * etp), ep * etp);
+            break;
         case Group::next_stage:
         case Group::previous_stage: {
-            const int other = demand.group == Group::next_stage ? (demand.stage + 1) % pp : (demand.stage + pp - 1) % pp;
+            const int other = demand.group == Group::next_stage ? (demand.stage + 1) % pp
+                                                                : (demand.stage + pp - 1) % pp;
             for (int i = 0; i < ranks; ++i) groups.push_back({first + i, other * ranks + i});
             break;
         }
@@ -68,11 +94,12 @@ std::vector<std::vector<int>> exchange_groups(const StepGraph& graph, const Para
     return groups;
 }
 
-std::vector<double> all_to_all_bytes(const StepGraph& graph, const ParallelLayout& layout, const ExchangeDemand& demand, Dispatcher dispatcher,
+std::vector<double> all_to_all_bytes(const StepGraph& graph, const ParallelLayout& layout,
+                                     const ExchangeDemand& demand, Dispatcher dispatcher,
                                      int group) {
     const int ep = layout.expert_parallel_size, etp = layout.expert_tensor_parallel_size;
     const ExpertLoads& loads = graph.loads[demand.loads];
-    const int groups_in_lane = graph.width / ep;             // every replica's loads are the lane's
+    const int groups_in_lane = graph.width / ep;  // every replica's loads are the lane's
     const int local = group % groups_in_lane, block = local / etp, offset = local % etp;
     std::vector<double> bytes(static_cast<std::size_t>(ep) * ep, 0);
     for (int source = 0; source < ep; ++source) {
@@ -81,14 +108,18 @@ std::vector<double> all_to_all_bytes(const StepGraph& graph, const ParallelLayou
             if (place == source) continue;
             double rows = loads.traffic[static_cast<std::size_t>(w) * ep + place];
             if (dispatcher == Dispatcher::deduplicating && loads.units > 0 && loads.top_k > 1) {
-                // A unit with several experts at one place travels once. From counts alone: k independent choices, each
-                // going there with share q, so 1 − (1−q)^k of the units travel.
-                const double q = std::min(1.0, rows / (static_cast<double>(loads.units) * loads.top_k));
+                // A unit with several experts at one place travels once. From counts alone: k
+                // independent choices, each going there with share q, so 1 − (1−q)^k of the units
+                // travel.
+                const double q =
+                    std::min(1.0, rows / (static_cast<double>(loads.units) * loads.top_k));
                 rows = static_cast<double>(loads.units) * (1 - std::pow(1 - q, loads.top_k));
             } else if (dispatcher == Dispatcher::all_gather) {
-                rows = static_cast<double>(loads.units);     // every unit goes everywhere
+                rows = static_cast<double>(loads.units);  // every unit goes everywhere
             }
-            const std::size_t at = demand.to_experts ? static_cast<std::size_t>(source) * ep + place : static_cast<std::size_t>(place) * ep + source;
+            const std::size_t at = demand.to_experts
+                                       ? static_cast<std::size_t>(source) * ep + place
+                                       : static_cast<std::size_t>(place) * ep + source;
             bytes[at] = rows * demand.payload.value;
         }
     }
@@ -98,8 +129,10 @@ std::vector<double> all_to_all_bytes(const StepGraph& graph, const ParallelLayou
 namespace {
 
 /// Loads of one lane from what its sources send to each expert.
-ExpertLoads lane_loads(const RoutingLoads& counts, const ParallelLayout& layout, const MoeFeedForward& moe, std::int64_t units) {
-    const int ep = layout.expert_parallel_size, etp = layout.expert_tensor_parallel_size, block = ep * etp;
+ExpertLoads lane_loads(const RoutingLoads& counts, const ParallelLayout& layout,
+                       const MoeFeedForward& moe, std::int64_t units) {
+    const int ep = layout.expert_parallel_size, etp = layout.expert_tensor_parallel_size,
+              block = ep * etp;
     ExpertLoads out;
     out.units = units;
     out.top_k = moe.top_k;
@@ -110,11 +143,13 @@ ExpertLoads lane_loads(const RoutingLoads& counts, const ParallelLayout& layout,
     for (int source = 0; source < width; ++source) {
         const int first = source / block * block;
         for (int e = 0; e < moe.num_experts; ++e) {
-            const std::uint32_t rows = counts.sub_tokens[static_cast<std::size_t>(source) * moe.num_experts + e];
+            const std::uint32_t rows =
+                counts.sub_tokens[static_cast<std::size_t>(source) * moe.num_experts + e];
             const int place = e / per_rank;
             out.traffic[static_cast<std::size_t>(source) * ep + place] += rows;
-            for (int t = 0; t < etp; ++t)          // every shard of the expert sees the row
-                out.rows[static_cast<std::size_t>(first + place * etp + t) * per_rank + e % per_rank] += rows;
+            for (int t = 0; t < etp; ++t)  // every shard of the expert sees the row
+                out.rows[static_cast<std::size_t>(first + place * etp + t) * per_rank +
+                         e % per_rank] += rows;
         }
     }
     return out;
@@ -125,7 +160,8 @@ double imbalance_of(const ExpertLoads& loads) {
     double most = 0, sum = 0;
     for (std::size_t w = 0; w < width; ++w) {
         double rows = 0;
-        for (int e = 0; e < loads.experts_per_rank; ++e) rows += loads.rows[w * loads.experts_per_rank + e];
+        for (int e = 0; e < loads.experts_per_rank; ++e)
+            rows += loads.rows[w * loads.experts_per_rank + e];
         most = std::max(most, rows);
         sum += rows;
     }
@@ -140,15 +176,19 @@ class Builder {
         require();
         geometry();
         routing();
-        const auto orders = pipeline_order(step_.schedule.pipeline, stages(), chunks(), step_.schedule.num_micro_batches);
-        const auto layer_chunks = stage_chunks(static_cast<int>(step_.model.layers.size()), step_.layout, step_.schedule);
+        const auto orders = pipeline_order(step_.schedule.pipeline, stages(), chunks(),
+                                           step_.schedule.num_micro_batches);
+        const auto layer_chunks =
+            stage_chunks(static_cast<int>(step_.model.layers.size()), step_.layout, step_.schedule);
         const int virtual_stages = stages() * chunks();
-        forward_sends_.assign(static_cast<std::size_t>(virtual_stages) * step_.schedule.num_micro_batches, kNone);
+        forward_sends_.assign(
+            static_cast<std::size_t>(virtual_stages) * step_.schedule.num_micro_batches, kNone);
         backward_sends_ = forward_sends_;
         std::size_t slots = 0;
         for (const auto& order : orders) slots += order.size();
         graph_.ops.reserve(slots * (step_.model.layers.size() / stages() + 1) * 6);
-        for (int lane = 0; lane < stages(); ++lane) build_lane(lane, orders[lane], layer_chunks[lane]);
+        for (int lane = 0; lane < stages(); ++lane)
+            build_lane(lane, orders[lane], layer_chunks[lane]);
         for (const auto& [receiver, send] : receives_) {
             assert(*send != kNone);
             graph_.edges.push_back({*send, receiver});
@@ -162,40 +202,70 @@ class Builder {
     static constexpr std::uint32_t kNone = 0xFFFFFFFF;
     int stages() const { return step_.layout.pipeline_parallel_size; }
     int chunks() const { return std::max(1, step_.schedule.virtual_pipeline_size); }
-    bool splits_backward() const { return step_.schedule.pipeline == Pipeline::zero_bubble && stages() > 1; }
+    bool splits_backward() const {
+        return step_.schedule.pipeline == Pipeline::zero_bubble && stages() > 1;
+    }
 
-    /// What the arithmetic below divides by. Everything else a layout can get wrong is `check_layout`'s to say.
+    /// What the arithmetic below divides by. Everything else a layout can get wrong is
+    /// `check_layout`'s to say.
     void require() const {
         const ParallelLayout& l = step_.layout;
-        const auto refuse = [](const std::string& field, int value, const std::string& expected) { throw InputError("layout", field, std::to_string(value), expected + " (`step_findings` lists every rule broken)"); };
-        if (l.tensor_parallel_size < 1 || l.context_parallel_size < 1 || l.pipeline_parallel_size < 1 || l.data_parallel_size < 1 || l.expert_parallel_size < 1 ||
-            l.expert_tensor_parallel_size < 1)
+        const auto refuse = [](const std::string& field, int value, const std::string& expected) {
+            throw InputError("layout", field, std::to_string(value),
+                             expected + " (`step_findings` lists every rule broken)");
+        };
+        if (l.tensor_parallel_size < 1 || l.context_parallel_size < 1 ||
+            l.pipeline_parallel_size < 1 || l.data_parallel_size < 1 ||
+            l.expert_parallel_size < 1 || l.expert_tensor_parallel_size < 1)
             refuse("", 0, "sizes of 1 or more");
-        if (world_size(l) > num_gpus(step_.cluster)) refuse("", world_size(l), "at most the cluster's " + std::to_string(num_gpus(step_.cluster)) + " GPUs");
-        if (step_.schedule.num_micro_batches < 1 || step_.schedule.micro_batch_size < 1 || step_.schedule.sequence_length < 1) refuse("micro_batch", step_.schedule.num_micro_batches, "batches of 1 or more");
-        if (!can_order(step_.schedule.pipeline)) throw InputError("layout", "schedule", std::string(name_of(step_.schedule.pipeline)), "a schedule that is simulated: gpipe, one_f_one_b, interleaved, zero_bubble");
-        if (step_.schedule.pipeline == Pipeline::interleaved && step_.schedule.num_micro_batches % l.pipeline_parallel_size != 0)
-            refuse("micro_batches", step_.schedule.num_micro_batches, "a multiple of the pipeline size, for interleaved chunks");
+        if (world_size(l) > num_gpus(step_.cluster))
+            refuse("", world_size(l),
+                   "at most the cluster's " + std::to_string(num_gpus(step_.cluster)) + " GPUs");
+        if (step_.schedule.num_micro_batches < 1 || step_.schedule.micro_batch_size < 1 ||
+            step_.schedule.sequence_length < 1)
+            refuse("micro_batch", step_.schedule.num_micro_batches, "batches of 1 or more");
+        if (!can_order(step_.schedule.pipeline))
+            throw InputError(
+                "layout", "schedule", std::string(name_of(step_.schedule.pipeline)),
+                "a schedule that is simulated: gpipe, one_f_one_b, interleaved, zero_bubble");
+        if (step_.schedule.pipeline == Pipeline::interleaved &&
+            step_.schedule.num_micro_batches % l.pipeline_parallel_size != 0)
+            refuse("micro_batches", step_.schedule.num_micro_batches,
+                   "a multiple of the pipeline size, for interleaved chunks");
         if (!step_.profile) throw InputError("profile", "", "", "a profile");
-        if (step_.model.layers.empty()) throw InputError("model", "layers", "", "at least one layer");
+        if (step_.model.layers.empty())
+            throw InputError("model", "layers", "", "at least one layer");
         const int ranks = world_size(l) / l.pipeline_parallel_size;
         for (const auto& layer : step_.model.layers)
             if (const auto* moe = std::get_if<MoeFeedForward>(&layer.feed_forward)) {
-                if (moe->num_experts % l.expert_parallel_size != 0) refuse("ep", l.expert_parallel_size, "a divisor of the " + std::to_string(moe->num_experts) + " experts");
-                if (ranks % (l.expert_parallel_size * l.expert_tensor_parallel_size) != 0) refuse("ep", l.expert_parallel_size, "EP · ETP that divides the " + std::to_string(ranks) + " ranks of a stage");
-                if (step_.model.hidden_size % std::max(1, moe->num_moe_heads) != 0) refuse("num_moe_heads", moe->num_moe_heads, "a divisor of the hidden size");
+                if (moe->num_experts % l.expert_parallel_size != 0)
+                    refuse("ep", l.expert_parallel_size,
+                           "a divisor of the " + std::to_string(moe->num_experts) + " experts");
+                if (ranks % (l.expert_parallel_size * l.expert_tensor_parallel_size) != 0)
+                    refuse(
+                        "ep", l.expert_parallel_size,
+                        "EP · ETP that divides the " + std::to_string(ranks) + " ranks of a stage");
+                if (step_.model.hidden_size % std::max(1, moe->num_moe_heads) != 0)
+                    refuse("num_moe_heads", moe->num_moe_heads, "a divisor of the hidden size");
             }
     }
 
     void geometry() {
         const ParallelLayout& l = step_.layout;
-        const int stage_ranks = l.tensor_parallel_size * l.context_parallel_size * l.data_parallel_size;
+        const int stage_ranks =
+            l.tensor_parallel_size * l.context_parallel_size * l.data_parallel_size;
         graph_.num_lanes = l.pipeline_parallel_size;
         const bool moe = num_moe_layers(step_.model) > 0;
-        graph_.width = std::lcm(l.tensor_parallel_size * l.context_parallel_size, moe ? l.expert_parallel_size * l.expert_tensor_parallel_size : 1);
+        graph_.width = std::lcm(l.tensor_parallel_size * l.context_parallel_size,
+                                moe ? l.expert_parallel_size * l.expert_tensor_parallel_size : 1);
         assert(stage_ranks % graph_.width == 0);
         graph_.replicas = stage_ranks / graph_.width;
-        graph_.communication_share = step_.cluster.gpu.num_sms > 0 ? std::clamp(static_cast<double>(step_.schedule.overlap.communication_sms) / step_.cluster.gpu.num_sms, 0.0, 0.9) : 0;
+        graph_.communication_share =
+            step_.cluster.gpu.num_sms > 0
+                ? std::clamp(static_cast<double>(step_.schedule.overlap.communication_sms) /
+                                 step_.cluster.gpu.num_sms,
+                             0.0, 0.9)
+                : 0;
     }
 
     void routing() {
@@ -203,14 +273,15 @@ class Builder {
         const LayerShapes shapes(step_);
         RoutingDemand demand{graph_.width, shapes.routed_tokens, step_.schedule.sequence_length};
         routing_.emplace(step_.model, step_.routing, demand, step_.seed);
-        std::map<int, int> of_shape;                       // even routing: one set of loads for layers of one shape
+        std::map<int, int> of_shape;  // even routing: one set of loads for layers of one shape
         std::vector<const MoeFeedForward*> seen;
         int moe_layer = 0;
         for (std::size_t layer = 0; layer < step_.model.layers.size(); ++layer) {
             const auto* moe = std::get_if<MoeFeedForward>(&step_.model.layers[layer].feed_forward);
             moe_index_.push_back(moe ? moe_layer : -1);
             if (!moe) continue;
-            const int micro_batches = routing_->same_everywhere() ? 1 : step_.schedule.num_micro_batches;
+            const int micro_batches =
+                routing_->same_everywhere() ? 1 : step_.schedule.num_micro_batches;
             auto& table = load_index_.emplace_back();
             double imbalance = 0;
             int shared = -1;
@@ -219,7 +290,8 @@ class Builder {
                     if (*seen[j] == *moe) shared = of_shape[static_cast<int>(j)];
             if (shared < 0)
                 for (int m = 0; m < micro_batches; ++m) {
-                    graph_.loads.push_back(lane_loads(routing_->loads(moe_layer, m), l, *moe, shapes.routed_tokens * moe->num_moe_heads));
+                    graph_.loads.push_back(lane_loads(routing_->loads(moe_layer, m), l, *moe,
+                                                      shapes.routed_tokens * moe->num_moe_heads));
                     table.push_back(static_cast<std::int32_t>(graph_.loads.size() - 1));
                     imbalance += imbalance_of(graph_.loads.back()) / micro_batches;
                 }
@@ -241,26 +313,31 @@ class Builder {
         return table[static_cast<std::size_t>(micro_batch) % table.size()];
     }
 
-    // ------------------------------------------------------------------------------------------------ one lane
+    // ------------------------------------------------------------------------------------------------
+    // one lane
 
     struct LaneState {
-        std::uint32_t last = kNone;                          // of the compute stream
-        std::array<std::uint32_t, kNumStreams> tail;         // of each stream
-        std::int32_t under = -1;                             // exchange that runs beneath the next pass
-        std::vector<std::uint32_t> wait;                     // the next compute op waits for these too
-        std::vector<std::uint32_t> gradients;                // exchanges before the optimizer
-        std::vector<std::uint32_t> pass_ends;                // for prefetch distances
+        std::uint32_t last = kNone;                   // of the compute stream
+        std::array<std::uint32_t, kNumStreams> tail;  // of each stream
+        std::int32_t under = -1;                      // exchange that runs beneath the next pass
+        std::vector<std::uint32_t> wait;              // the next compute op waits for these too
+        std::vector<std::uint32_t> gradients;         // exchanges before the optimizer
+        std::vector<std::uint32_t> pass_ends;         // for prefetch distances
     };
 
     std::uint32_t job(std::uint32_t work, std::int32_t loads) {
         const auto key = std::make_pair(work, loads);
-        const auto [at, fresh] = job_ids_.try_emplace(key, static_cast<std::uint32_t>(graph_.jobs.size()));
+        const auto [at, fresh] =
+            job_ids_.try_emplace(key, static_cast<std::uint32_t>(graph_.jobs.size()));
         if (fresh) graph_.jobs.push_back({work, loads});
         return at->second;
     }
     std::uint32_t exchange_id(const ExchangeDemand& demand) {
-        const auto key = std::make_tuple(static_cast<int>(demand.kind), static_cast<int>(demand.group), static_cast<int>(demand.stage), demand.payload.value, demand.loads, demand.to_experts);
-        const auto [at, fresh] = exchange_ids_.try_emplace(key, static_cast<std::uint32_t>(graph_.exchanges.size()));
+        const auto key = std::make_tuple(
+            static_cast<int>(demand.kind), static_cast<int>(demand.group),
+            static_cast<int>(demand.stage), demand.payload.value, demand.loads, demand.to_experts);
+        const auto [at, fresh] =
+            exchange_ids_.try_emplace(key, static_cast<std::uint32_t>(graph_.exchanges.size()));
         if (fresh) graph_.exchanges.push_back(demand);
         return at->second;
     }
@@ -275,7 +352,8 @@ class Builder {
         return id;
     }
 
-    std::uint32_t add_exchange(LaneState& state, const ExchangeDemand& demand, Stream stream, Part part, Phase phase, int layer, int micro_batch,
+    std::uint32_t add_exchange(LaneState& state, const ExchangeDemand& demand, Stream stream,
+                               Part part, Phase phase, int layer, int micro_batch,
                                const std::vector<std::uint32_t>& before) {
         Op op;
         op.lane = demand.stage;
@@ -290,7 +368,8 @@ class Builder {
     }
 
     /// The items of one pass behind one another, each with its own waits.
-    void instantiate(LaneState& state, int lane, const LayerPass& pass, int layer, int moe_layer, int micro_batch) {
+    void instantiate(LaneState& state, int lane, const LayerPass& pass, int layer, int moe_layer,
+                     int micro_batch) {
         std::vector<std::uint32_t> ids(pass.items.size(), kNone);
         const std::uint32_t entry = state.last;
         for (std::size_t i = 0; i < pass.items.size(); ++i) {
@@ -301,12 +380,14 @@ class Builder {
                 before.insert(before.end(), state.wait.begin(), state.wait.end());
                 state.wait.clear();
             }
-            const std::int32_t loads = moe_layer >= 0 && item.routed ? loads_of(moe_layer, micro_batch) : -1;
+            const std::int32_t loads =
+                moe_layer >= 0 && item.routed ? loads_of(moe_layer, micro_batch) : -1;
             if (item.exchange) {
                 ExchangeDemand demand = item.demand;
                 demand.stage = static_cast<std::uint16_t>(lane);
                 demand.loads = loads;
-                ids[i] = add_exchange(state, demand, item.stream, item.part, item.phase, layer, micro_batch, before);
+                ids[i] = add_exchange(state, demand, item.stream, item.part, item.phase, layer,
+                                      micro_batch, before);
             } else {
                 Op op;
                 op.lane = static_cast<std::uint16_t>(lane);
@@ -315,20 +396,23 @@ class Builder {
                 op.phase = item.phase;
                 op.part = graph_.works[item.work].part;
                 op.demand = job(item.work, loads);
-                op.under = item.under >= 0 ? static_cast<std::int32_t>(graph_.ops[ids[item.under]].demand) : state.under;
+                op.under = item.under >= 0
+                               ? static_cast<std::int32_t>(graph_.ops[ids[item.under]].demand)
+                               : state.under;
                 if (item.under < 0) state.under = -1;
                 ids[i] = add_op(state, op, before);
             }
         }
         if (!ids.empty()) {
-            // What follows the pass waits for its last item, and for any of its exchanges that nothing in it waited for.
+            // What follows the pass waits for its last item, and for any of its exchanges that
+            // nothing in it waited for.
             state.last = ids.back();
             if (pass.items.back().exchange) state.wait.push_back(ids.back());
         }
         state.pass_ends.push_back(state.last);
     }
 
-    struct Templates {                       // of one kind of layer on one lane
+    struct Templates {  // of one kind of layer on one lane
         LayerPass forward, backward, backward_input, backward_weight;
     };
     const Templates& templates(const LayerSpec& layer) {
@@ -346,7 +430,8 @@ class Builder {
         return *templates_.back().second;
     }
 
-    void build_lane(int lane, const std::vector<Slot>& order, const std::vector<LayerChunk>& layer_chunks) {
+    void build_lane(int lane, const std::vector<Slot>& order,
+                    const std::vector<LayerChunk>& layer_chunks) {
         LaneState state;
         state.tail.fill(kNone);
         const StepSchedule& schedule = step_.schedule;
@@ -369,7 +454,9 @@ class Builder {
         for (const Slot& slot : order) {
             const LayerChunk& chunk = layer_chunks[slot.chunk];
             const int virtual_stage = slot.chunk * p + lane, last_virtual = p * v - 1;
-            const auto key = [&](int stage) { return static_cast<std::size_t>(stage) * m + slot.micro_batch; };
+            const auto key = [&](int stage) {
+                return static_cast<std::size_t>(stage) * m + slot.micro_batch;
+            };
             if (slot.pass == Pass::forward) {
                 const std::size_t first_op = graph_.ops.size();
                 if (virtual_stage == 0) {
@@ -378,32 +465,45 @@ class Builder {
                 }
                 for (int l = chunk.first; l < chunk.first + chunk.count; ++l) {
                     wait_for_parameters(state, lane, l, slot);
-                    instantiate(state, lane, templates(step_.model.layers[l]).forward, l, moe_index_[l], slot.micro_batch);
+                    instantiate(state, lane, templates(step_.model.layers[l]).forward, l,
+                                moe_index_[l], slot.micro_batch);
                 }
                 if (virtual_stage == last_virtual) {
                     wait_for_parameters(state, lane, kHead, slot);
-                    for (int extra = 0; extra < step_.model.num_mtp_layers; ++extra) mtp(state, lane, passes, slot, true);
-                    instantiate(state, lane, *head_forward_, static_cast<int>(step_.model.layers.size()) - 1, -1, slot.micro_batch);
+                    for (int extra = 0; extra < step_.model.num_mtp_layers; ++extra)
+                        mtp(state, lane, passes, slot, true);
+                    instantiate(state, lane, *head_forward_,
+                                static_cast<int>(step_.model.layers.size()) - 1, -1,
+                                slot.micro_batch);
                 } else {
-                    send(state, lane, Group::next_stage, Stream::forward_send, Phase::forward, shapes, slot, forward_sends_[key(virtual_stage)]);
+                    send(state, lane, Group::next_stage, Stream::forward_send, Phase::forward,
+                         shapes, slot, forward_sends_[key(virtual_stage)]);
                 }
                 if (virtual_stage > 0) receive(first_op, forward_sends_[key(virtual_stage - 1)]);
                 continue;
             }
             const std::size_t first_op = graph_.ops.size();
-            const bool input = slot.pass != Pass::backward_weight, weight = slot.pass != Pass::backward_input;
+            const bool input = slot.pass != Pass::backward_weight,
+                       weight = slot.pass != Pass::backward_input;
             const bool last_time = ++backward_done[slot.chunk] == m * (splits_backward() ? 2 : 1);
             if (virtual_stage == last_virtual) {
-                instantiate(state, lane, slot.pass == Pass::backward ? *head_backward_ : input ? *head_backward_input_ : *head_backward_weight_,
+                instantiate(state, lane,
+                            slot.pass == Pass::backward ? *head_backward_
+                            : input                     ? *head_backward_input_
+                                                        : *head_backward_weight_,
                             static_cast<int>(step_.model.layers.size()) - 1, -1, slot.micro_batch);
-                for (int extra = 0; extra < step_.model.num_mtp_layers; ++extra) mtp(state, lane, passes, slot, false);
+                for (int extra = 0; extra < step_.model.num_mtp_layers; ++extra)
+                    mtp(state, lane, passes, slot, false);
                 if (weight) synchronise_gradients(state, lane, kHead, slot, last_time);
             }
             for (int l = chunk.first + chunk.count - 1; l >= chunk.first; --l) {
                 const Templates& made = templates(step_.model.layers[l]);
                 if (input) wait_for_parameters(state, lane, l, slot);
-                instantiate(state, lane, slot.pass == Pass::backward ? made.backward : input ? made.backward_input : made.backward_weight, l, moe_index_[l],
-                            slot.micro_batch);
+                instantiate(state, lane,
+                            slot.pass == Pass::backward ? made.backward
+                            : input                     ? made.backward_input
+                                                        : made.backward_weight,
+                            l, moe_index_[l], slot.micro_batch);
                 if (weight) synchronise_gradients(state, lane, l, slot, last_time);
             }
             if (virtual_stage == 0 && weight) {
@@ -412,19 +512,24 @@ class Builder {
             }
             if (input) {
                 if (virtual_stage > 0)
-                    send(state, lane, Group::previous_stage, Stream::backward_send, Phase::backward, shapes, slot, backward_sends_[key(virtual_stage)]);
-                if (virtual_stage < last_virtual) receive(first_op, backward_sends_[key(virtual_stage + 1)]);
+                    send(state, lane, Group::previous_stage, Stream::backward_send, Phase::backward,
+                         shapes, slot, backward_sends_[key(virtual_stage)]);
+                if (virtual_stage < last_virtual)
+                    receive(first_op, backward_sends_[key(virtual_stage + 1)]);
             }
         }
         finish_lane(state, lane, layer_chunks, passes);
     }
 
     void mtp(LaneState& state, int lane, LayerPasses& passes, const Slot& slot, bool forward) {
-        // A multi-token-prediction module is one more layer of the last kind with its own projection and loss.
+        // A multi-token-prediction module is one more layer of the last kind with its own
+        // projection and loss.
         const int last = static_cast<int>(step_.model.layers.size()) - 1;
         const LayerSpec& layer = step_.model.layers[last];
         const int moe = moe_index_[last];
-        const BackwardPart part = slot.pass == Pass::backward_input ? BackwardPart::input : slot.pass == Pass::backward_weight ? BackwardPart::weight : BackwardPart::both;
+        const BackwardPart part = slot.pass == Pass::backward_input    ? BackwardPart::input
+                                  : slot.pass == Pass::backward_weight ? BackwardPart::weight
+                                                                       : BackwardPart::both;
         if (forward) {
             if (!mtp_forward_) mtp_forward_ = passes.mtp_projection(true, BackwardPart::both);
             instantiate(state, lane, *mtp_forward_, last, -1, slot.micro_batch);
@@ -433,20 +538,31 @@ class Builder {
             return;
         }
         const Templates& made = templates(layer);
-        instantiate(state, lane, part == BackwardPart::both ? *head_backward_ : part == BackwardPart::input ? *head_backward_input_ : *head_backward_weight_, last, -1, slot.micro_batch);
-        instantiate(state, lane, part == BackwardPart::both ? made.backward : part == BackwardPart::input ? made.backward_input : made.backward_weight, last, moe, slot.micro_batch);
+        instantiate(state, lane,
+                    part == BackwardPart::both    ? *head_backward_
+                    : part == BackwardPart::input ? *head_backward_input_
+                                                  : *head_backward_weight_,
+                    last, -1, slot.micro_batch);
+        instantiate(state, lane,
+                    part == BackwardPart::both    ? made.backward
+                    : part == BackwardPart::input ? made.backward_input
+                                                  : made.backward_weight,
+                    last, moe, slot.micro_batch);
         auto& projection = mtp_backward_[static_cast<int>(part)];
         if (!projection) projection = passes.mtp_projection(false, part);
         instantiate(state, lane, *projection, last, -1, slot.micro_batch);
     }
 
-    void send(LaneState& state, int lane, Group group, Stream stream, Phase phase, const LayerShapes& shapes, const Slot& slot, std::uint32_t& sent) {
+    void send(LaneState& state, int lane, Group group, Stream stream, Phase phase,
+              const LayerShapes& shapes, const Slot& slot, std::uint32_t& sent) {
         ExchangeDemand demand;
         demand.kind = Collective::send_recv;
         demand.group = group;
         demand.stage = static_cast<std::uint16_t>(lane);
-        demand.payload = Bytes{static_cast<double>(shapes.split_tokens) * step_.model.hidden_size * shapes.element.value};
-        sent = add_exchange(state, demand, stream, Part::pipeline_comm, phase, 0, slot.micro_batch, {state.last});
+        demand.payload = Bytes{static_cast<double>(shapes.split_tokens) * step_.model.hidden_size *
+                               shapes.element.value};
+        sent = add_exchange(state, demand, stream, Part::pipeline_comm, phase, 0, slot.micro_batch,
+                            {state.last});
     }
     void receive(std::size_t first_op, const std::uint32_t& send) {
         // the first kernel of the pass waits for what was sent, whenever the sender's ops are made
@@ -454,20 +570,33 @@ class Builder {
         receives_.emplace_back(static_cast<std::uint32_t>(first_op), &send);
     }
 
-    // -------------------------------------------------------------------------------------- data parallelism
+    // -------------------------------------------------------------------------------------- data
+    // parallelism
 
     static constexpr int kEmbedding = -1, kHead = -2;
-    std::size_t slot_of(int layer) const { return layer == kEmbedding ? step_.model.layers.size() : layer == kHead ? step_.model.layers.size() + 1 : static_cast<std::size_t>(layer); }
+    std::size_t slot_of(int layer) const {
+        return layer == kEmbedding ? step_.model.layers.size()
+               : layer == kHead    ? step_.model.layers.size() + 1
+                                   : static_cast<std::size_t>(layer);
+    }
 
-    /// Parameters of a rank: those whose replicas are the data-parallel ranks, and experts, whose replicas are fewer.
-    struct Held { double dense = 0, expert = 0; };
+    /// Parameters of a rank: those whose replicas are the data-parallel ranks, and experts, whose
+    /// replicas are fewer.
+    struct Held {
+        double dense = 0, expert = 0;
+    };
     Held held(int layer) const {
         const ParallelLayout& l = step_.layout;
         const double tp = l.tensor_parallel_size;
-        if (layer == kEmbedding) return {static_cast<double>(step_.model.vocab_size) * step_.model.hidden_size / tp, 0};
+        if (layer == kEmbedding)
+            return {static_cast<double>(step_.model.vocab_size) * step_.model.hidden_size / tp, 0};
         if (layer == kHead) {
             const bool own = !step_.model.tied_embeddings || stages() > 1;
-            Held head{(own ? static_cast<double>(step_.model.vocab_size) * step_.model.hidden_size / tp : 0) + step_.model.hidden_size, 0};
+            Held head{
+                (own ? static_cast<double>(step_.model.vocab_size) * step_.model.hidden_size / tp
+                     : 0) +
+                    step_.model.hidden_size,
+                0};
             for (int extra = 0; extra < step_.model.num_mtp_layers; ++extra) {
                 const Held one = held(static_cast<int>(step_.model.layers.size()) - 1);
                 head.dense += one.dense + 2.0 * step_.model.hidden_size * step_.model.hidden_size;
@@ -478,28 +607,39 @@ class Builder {
         const LayerSpec& spec = step_.model.layers[layer];
         const LayerParameters parameters = layer_parameters(step_.model, spec);
         Held out;
-        out.dense = static_cast<double>(parameters.attention + parameters.dense + parameters.shared_experts) / tp + static_cast<double>(parameters.router + parameters.mh_projections + parameters.norms);
+        out.dense =
+            static_cast<double>(parameters.attention + parameters.dense +
+                                parameters.shared_experts) /
+                tp +
+            static_cast<double>(parameters.router + parameters.mh_projections + parameters.norms);
         if (const auto* moe = std::get_if<MoeFeedForward>(&spec.feed_forward))
-            out.expert = static_cast<double>(parameters.one_expert) * moe->num_experts / l.expert_parallel_size / l.expert_tensor_parallel_size;
+            out.expert = static_cast<double>(parameters.one_expert) * moe->num_experts /
+                         l.expert_parallel_size / l.expert_tensor_parallel_size;
         return out;
     }
     int replicas_of(Group group) const {
         const int ranks = graph_.width * graph_.replicas;
-        return group == Group::data_context ? ranks / step_.layout.tensor_parallel_size : ranks / (step_.layout.expert_parallel_size * step_.layout.expert_tensor_parallel_size);
+        return group == Group::data_context ? ranks / step_.layout.tensor_parallel_size
+                                            : ranks / (step_.layout.expert_parallel_size *
+                                                       step_.layout.expert_tensor_parallel_size);
     }
-    std::uint32_t data_exchange(LaneState& state, int lane, Collective kind, Group group, double bytes, Phase phase, int layer, int micro_batch, const std::vector<std::uint32_t>& before) {
+    std::uint32_t data_exchange(LaneState& state, int lane, Collective kind, Group group,
+                                double bytes, Phase phase, int layer, int micro_batch,
+                                const std::vector<std::uint32_t>& before) {
         ExchangeDemand demand;
         demand.kind = kind;
         demand.group = group;
         demand.stage = static_cast<std::uint16_t>(lane);
         demand.payload = Bytes{bytes};
-        return add_exchange(state, demand, Stream::data, Part::data_comm, phase, std::max(0, layer), micro_batch, before);
+        return add_exchange(state, demand, Stream::data, Part::data_comm, phase, std::max(0, layer),
+                            micro_batch, before);
     }
     double parameter_bytes() const { return step_.schedule.precision == Precision::fp32 ? 4 : 2; }
 
-    /// The gradients of one layer after its last backward (or, ZeRO-2/3, after each): reduce-scatter where the optimizer is
-    /// sharded, else all-reduce.
-    void synchronise_gradients(LaneState& state, int lane, int layer, const Slot& slot, bool last_time) {
+    /// The gradients of one layer after its last backward (or, ZeRO-2/3, after each):
+    /// reduce-scatter where the optimizer is sharded, else all-reduce.
+    void synchronise_gradients(LaneState& state, int lane, int layer, const Slot& slot,
+                               bool last_time) {
         const bool each_time = step_.schedule.sharding >= Sharding::zero2;
         if (!last_time && !each_time) return;
         const Held parameters = held(layer);
@@ -511,40 +651,59 @@ class Builder {
         reduce(state, lane, parameters, layer, slot.micro_batch);
     }
     void reduce(LaneState& state, int lane, const Held& parameters, int layer, int micro_batch) {
-        const Collective kind = step_.schedule.sharding == Sharding::none ? Collective::all_reduce : Collective::reduce_scatter;
+        const Collective kind = step_.schedule.sharding == Sharding::none
+                                    ? Collective::all_reduce
+                                    : Collective::reduce_scatter;
         const double size = size_of(step_.schedule.main_gradients).value;
-        for (const auto& [group, count] : {std::pair{Group::data_context, parameters.dense}, std::pair{Group::expert_data, parameters.expert}}) {
+        for (const auto& [group, count] : {std::pair{Group::data_context, parameters.dense},
+                                           std::pair{Group::expert_data, parameters.expert}}) {
             if (count <= 0 || replicas_of(group) < 2) continue;
-            const auto id = data_exchange(state, lane, kind, group, count * size, Phase::backward, layer, micro_batch, {state.last});
+            const auto id = data_exchange(state, lane, kind, group, count * size, Phase::backward,
+                                          layer, micro_batch, {state.last});
             state.gradients.push_back(id);
             state.under = static_cast<std::int32_t>(graph_.ops[id].demand);
         }
     }
 
     bool shards_parameters() const { return step_.schedule.sharding == Sharding::zero3; }
-    std::vector<std::uint32_t> gather(LaneState& state, int lane, int layer, int micro_batch, Phase phase, const std::vector<std::uint32_t>& before) {
+    std::vector<std::uint32_t> gather(LaneState& state, int lane, int layer, int micro_batch,
+                                      Phase phase, const std::vector<std::uint32_t>& before) {
         std::vector<std::uint32_t> ids;
         const Held parameters = held(layer);
-        for (const auto& [group, count] : {std::pair{Group::data_context, parameters.dense}, std::pair{Group::expert_data, parameters.expert}})
+        for (const auto& [group, count] : {std::pair{Group::data_context, parameters.dense},
+                                           std::pair{Group::expert_data, parameters.expert}})
             if (count > 0 && replicas_of(group) > 1)
-                ids.push_back(data_exchange(state, lane, Collective::all_gather, group, count * parameter_bytes(), phase, layer, micro_batch, before));
+                ids.push_back(data_exchange(state, lane, Collective::all_gather, group,
+                                            count * parameter_bytes(), phase, layer, micro_batch,
+                                            before));
         return ids;
     }
-    /// ZeRO-1/2 with overlap: the parameters that the last step updated arrive while the first micro-batch runs forward.
-    void start_parameter_gathers(LaneState& state, int lane, const std::vector<LayerChunk>& layer_chunks) {
+    /// ZeRO-1/2 with overlap: the parameters that the last step updated arrive while the first
+    /// micro-batch runs forward.
+    void start_parameter_gathers(LaneState& state, int lane,
+                                 const std::vector<LayerChunk>& layer_chunks) {
         const Sharding sharding = step_.schedule.sharding;
-        if (sharding == Sharding::none || shards_parameters() || !effective_overlap(step_).parameters) return;
-        if (lane == 0) parameter_gathers_[slot_of(kEmbedding)] = gather(state, lane, kEmbedding, 0, Phase::forward, {});
+        if (sharding == Sharding::none || shards_parameters() ||
+            !effective_overlap(step_).parameters)
+            return;
+        if (lane == 0)
+            parameter_gathers_[slot_of(kEmbedding)] =
+                gather(state, lane, kEmbedding, 0, Phase::forward, {});
         for (const auto& chunk : layer_chunks)
-            for (int l = chunk.first; l < chunk.first + chunk.count; ++l) parameter_gathers_[slot_of(l)] = gather(state, lane, l, 0, Phase::forward, {});
-        if (lane == stages() - 1) parameter_gathers_[slot_of(kHead)] = gather(state, lane, kHead, 0, Phase::forward, {});
+            for (int l = chunk.first; l < chunk.first + chunk.count; ++l)
+                parameter_gathers_[slot_of(l)] = gather(state, lane, l, 0, Phase::forward, {});
+        if (lane == stages() - 1)
+            parameter_gathers_[slot_of(kHead)] = gather(state, lane, kHead, 0, Phase::forward, {});
     }
     void wait_for_parameters(LaneState& state, int lane, int layer, const Slot& slot) {
         if (shards_parameters()) {
             // prefetched one layer ahead: asked for when the pass before the last one ended
-            const std::uint32_t since = state.pass_ends.size() >= 2 ? state.pass_ends[state.pass_ends.size() - 2] : kNone;
-            const auto ids = gather(state, lane, layer, slot.micro_batch, slot.pass == Pass::forward ? Phase::forward : Phase::backward,
-                                    effective_overlap(step_).parameters ? std::vector{since} : std::vector{state.last});
+            const std::uint32_t since =
+                state.pass_ends.size() >= 2 ? state.pass_ends[state.pass_ends.size() - 2] : kNone;
+            const auto ids = gather(
+                state, lane, layer, slot.micro_batch,
+                slot.pass == Pass::forward ? Phase::forward : Phase::backward,
+                effective_overlap(step_).parameters ? std::vector{since} : std::vector{state.last});
             state.wait.insert(state.wait.end(), ids.begin(), ids.end());
             return;
         }
@@ -553,7 +712,8 @@ class Builder {
         ids.clear();
     }
 
-    void finish_lane(LaneState& state, int lane, const std::vector<LayerChunk>& layer_chunks, LayerPasses& passes) {
+    void finish_lane(LaneState& state, int lane, const std::vector<LayerChunk>& layer_chunks,
+                     LayerPasses& passes) {
         const Sharding sharding = step_.schedule.sharding;
         if (waiting_.dense > 0 || waiting_.expert > 0) {
             reduce(state, lane, waiting_, 0, step_.schedule.num_micro_batches - 1);
@@ -569,29 +729,38 @@ class Builder {
         for (const auto& chunk : layer_chunks)
             for (int l = chunk.first; l < chunk.first + chunk.count; ++l) add(l);
         if (lane == stages() - 1) add(kHead);
-        const double owned = sharding == Sharding::none ? all.dense + all.expert
-                                                        : all.dense / replicas_of(Group::data_context) + all.expert / replicas_of(Group::expert_data);
+        const double owned = sharding == Sharding::none
+                                 ? all.dense + all.expert
+                                 : all.dense / replicas_of(Group::data_context) +
+                                       all.expert / replicas_of(Group::expert_data);
         state.under = -1;
         const LayerPass pass = passes.optimizer(owned, all.dense + all.expert);
         state.wait.insert(state.wait.end(), state.gradients.begin(), state.gradients.end());
         instantiate(state, lane, pass, 0, -1, 0);
         optimizer_start_.push_back(0);
         for (std::size_t i = graph_.ops.size(); i-- > 0;)
-            if (graph_.ops[i].lane == lane && graph_.ops[i].part == Part::optimizer) optimizer_start_.back() = static_cast<std::uint32_t>(i);
-            else break;
-        if (sharding != Sharding::none && !shards_parameters() && !effective_overlap(step_).parameters)
-            for (const auto& [group, count] : {std::pair{Group::data_context, all.dense}, std::pair{Group::expert_data, all.expert}})
+            if (graph_.ops[i].lane == lane && graph_.ops[i].part == Part::optimizer)
+                optimizer_start_.back() = static_cast<std::uint32_t>(i);
+            else
+                break;
+        if (sharding != Sharding::none && !shards_parameters() &&
+            !effective_overlap(step_).parameters)
+            for (const auto& [group, count] : {std::pair{Group::data_context, all.dense},
+                                               std::pair{Group::expert_data, all.expert}})
                 if (count > 0 && replicas_of(group) > 1)
-                    data_exchange(state, lane, Collective::all_gather, group, count * parameter_bytes(), Phase::optimizer, 0, 0, {state.last});
+                    data_exchange(state, lane, Collective::all_gather, group,
+                                  count * parameter_bytes(), Phase::optimizer, 0, 0, {state.last});
     }
 
-    /// First and last stage hold the same matrix: their gradients meet before the optimizer of both.
+    /// First and last stage hold the same matrix: their gradients meet before the optimizer of
+    /// both.
     void tied_embeddings() {
         if (!step_.model.tied_embeddings || stages() < 2) return;
         ExchangeDemand demand;
         demand.kind = Collective::all_reduce;
         demand.group = Group::embedding;
-        demand.payload = Bytes{held(kEmbedding).dense * size_of(step_.schedule.main_gradients).value};
+        demand.payload =
+            Bytes{held(kEmbedding).dense * size_of(step_.schedule.main_gradients).value};
         Op op;
         op.phase = Phase::backward;
         op.stream = Stream::data;
@@ -604,40 +773,56 @@ class Builder {
         const std::size_t edges = graph_.edges.size();
         graph_.ops.push_back(op);
         for (std::size_t i = 0; i < edges; ++i)
-            if (graph_.edges[i].after == first || graph_.edges[i].after == last) graph_.edges.push_back({graph_.edges[i].before, id});
+            if (graph_.edges[i].after == first || graph_.edges[i].after == last)
+                graph_.edges.push_back({graph_.edges[i].before, id});
         graph_.edges.push_back({id, first});
         graph_.edges.push_back({id, last});
     }
 
     void notes() {
-        if (runs_on_cpu(step_)) graph_.assumptions.push_back("on a CPU kernels run one after another and nothing overlaps with communication");
+        if (runs_on_cpu(step_))
+            graph_.assumptions.push_back(
+                "on a CPU kernels run one after another and nothing overlaps with communication");
         if (graph_.replicas > 1)
-            graph_.folded.push_back(std::to_string(graph_.replicas) + " data-parallel replicas of each stage were simulated as one of " + std::to_string(graph_.width) +
-                                    (graph_.width == 1 ? " rank" : " ranks") + "; their traffic was not folded");
-        if (step_.schedule.dispatcher == Dispatcher::deduplicating && step_.layout.expert_parallel_size > 1)
-            graph_.assumptions.push_back("copies that the dispatcher saves are estimated from counts, as if a token's choices were independent");
+            graph_.folded.push_back(
+                std::to_string(graph_.replicas) +
+                " data-parallel replicas of each stage were simulated as one of " +
+                std::to_string(graph_.width) + (graph_.width == 1 ? " rank" : " ranks") +
+                "; their traffic was not folded");
+        if (step_.schedule.dispatcher == Dispatcher::deduplicating &&
+            step_.layout.expert_parallel_size > 1)
+            graph_.assumptions.push_back(
+                "copies that the dispatcher saves are estimated from counts, as if a token's "
+                "choices were independent");
         if (step_.model.num_mtp_layers > 0)
-            graph_.assumptions.push_back("a multi-token-prediction module is priced as one more layer of the last kind with a projection and a loss");
+            graph_.assumptions.push_back(
+                "a multi-token-prediction module is priced as one more layer of the last kind with "
+                "a projection and a loss");
         if (step_.layout.context_parallel_size > 1)
-            graph_.assumptions.push_back("context parallelism shares the causal attention evenly and gathers keys and values beside it");
+            graph_.assumptions.push_back(
+                "context parallelism shares the causal attention evenly and gathers keys and "
+                "values beside it");
         if (effective_overlap(step_).experts && step_.layout.expert_parallel_size > 1)
-            graph_.assumptions.push_back("expert overlap hides the all-to-all behind the shared experts; overlap with another micro-batch is not simulated yet");
+            graph_.assumptions.push_back(
+                "expert overlap hides the all-to-all behind the shared experts; overlap with "
+                "another micro-batch is not simulated yet");
     }
 
     const StepCase& step_;
     StepGraph graph_;
     std::optional<RoutingModel> routing_;
-    std::vector<int> moe_index_;                             // [layers] its MoE layer, or −1
-    std::vector<std::vector<std::int32_t>> load_index_;      // [moe layers][micro-batches or 1]
+    std::vector<int> moe_index_;                         // [layers] its MoE layer, or −1
+    std::vector<std::vector<std::int32_t>> load_index_;  // [moe layers][micro-batches or 1]
     std::map<std::pair<std::uint32_t, std::int32_t>, std::uint32_t> job_ids_;
     std::map<std::tuple<int, int, int, double, std::int32_t, bool>, std::uint32_t> exchange_ids_;
     std::vector<std::pair<LayerSpec, std::unique_ptr<Templates>>> templates_;
-    std::optional<LayerPass> embedding_forward_, embedding_backward_, head_forward_, head_backward_, head_backward_input_, head_backward_weight_, mtp_forward_;
+    std::optional<LayerPass> embedding_forward_, embedding_backward_, head_forward_, head_backward_,
+        head_backward_input_, head_backward_weight_, mtp_forward_;
     std::array<std::optional<LayerPass>, 3> mtp_backward_;
-    std::vector<std::uint32_t> forward_sends_, backward_sends_;   // [virtual stage, micro-batch]
+    std::vector<std::uint32_t> forward_sends_, backward_sends_;  // [virtual stage, micro-batch]
     std::vector<std::pair<std::uint32_t, const std::uint32_t*>> receives_;
-    std::vector<std::vector<std::uint32_t>> parameter_gathers_;   // [layers + 2]
-    std::vector<std::uint32_t> optimizer_start_;                  // [lanes]
+    std::vector<std::vector<std::uint32_t>> parameter_gathers_;  // [layers + 2]
+    std::vector<std::uint32_t> optimizer_start_;                 // [lanes]
     Held waiting_;
 };
 

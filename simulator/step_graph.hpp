@@ -1,9 +1,10 @@
 #pragma once
-/// What must happen in a step, and what must happen before it: compact, built once, priced often (docs/step.md).
+/// What must happen in a step, and what must happen before it: compact, built once, priced often
+/// (docs/step.md).
 ///
-/// A *lane* is one pipeline stage. Its ranks with different work are the columns of its prices, never op lists of their
-/// own: between two exchanges only the slowest of them matters to the others. Data-parallel replicas are folded into the
-/// lane, their traffic is not.
+/// A *lane* is one pipeline stage. Its ranks with different work are the columns of its prices,
+/// never op lists of their own: between two exchanges only the slowest of them matters to the
+/// others. Data-parallel replicas are folded into the lane, their traffic is not.
 
 #include <array>
 #include <cstdint>
@@ -23,51 +24,89 @@ namespace moeplan {
 
 enum class Phase : std::uint8_t { forward, recompute, backward, optimizer };
 /// FIFO queues of a rank: its kernels, and one for each communicator.
-enum class Stream : std::uint8_t { compute, tensor, context, expert, forward_send, backward_send, data };
+enum class Stream : std::uint8_t {
+    compute,
+    tensor,
+    context,
+    expert,
+    forward_send,
+    backward_send,
+    data
+};
 inline constexpr int kNumStreams = 7;
 /// The part of TimeBreakdown an op belongs to.
-enum class Part : std::uint8_t { compute, host, tensor_comm, context_comm, dispatch, combine, pipeline_comm, data_comm, bubble, optimizer };
+enum class Part : std::uint8_t {
+    compute,
+    host,
+    tensor_comm,
+    context_comm,
+    dispatch,
+    combine,
+    pipeline_comm,
+    data_comm,
+    bubble,
+    optimizer
+};
 inline constexpr int kNumParts = 10;
 Seconds& part_of(TimeBreakdown&, Part);
 
 /// A kernel to price. Rows of experts are not known here: `per_row` calls take them from the loads.
 struct KernelCall {
-    std::string_view kernel;             ///< a name of model/kernel_work.hpp, "gemm", "grouped_gemm", "attention_…"
-    KernelShape shape;                   ///< grouped_gemm: n, k only; per_row streamed: bytes of one row
-    double times = 1;                    ///< so many of them; a share of one where ranks split it (context parallelism)
-    bool narrow = false;                 ///< runs in the recipe's precision (fp8 …), else in that of activations
-    bool per_row = false;                ///< work is proportional to the rows that a rank's experts received
-    bool fp32 = false;                   ///< optimizer state
+    std::string_view
+        kernel;  ///< a name of model/kernel_work.hpp, "gemm", "grouped_gemm", "attention_…"
+    KernelShape shape;  ///< grouped_gemm: n, k only; per_row streamed: bytes of one row
+    double times =
+        1;  ///< so many of them; a share of one where ranks split it (context parallelism)
+    bool narrow = false;  ///< runs in the recipe's precision (fp8 …), else in that of activations
+    bool per_row = false;  ///< work is proportional to the rows that a rank's experts received
+    bool fp32 = false;     ///< optimizer state
 };
 /// Kernels between two exchanges, in order.
 struct Work {
-    std::string what;                    ///< "attention", "experts", …: the bar in the timeline
+    std::string what;  ///< "attention", "experts", …: the bar in the timeline
     std::vector<KernelCall> calls;
-    double launches = 0;                 ///< by the host, of all of them
-    int syncs = 0;                       ///< times the host waits for the device (token counts)
+    double launches = 0;  ///< by the host, of all of them
+    int syncs = 0;        ///< times the host waits for the device (token counts)
     Part part = Part::compute;
 };
 /// Work with the loads it works on (−1: the same on every rank).
-struct Job { std::uint32_t work = 0; std::int32_t loads = -1; };
+struct Job {
+    std::uint32_t work = 0;
+    std::int32_t loads = -1;
+};
 
 /// What each rank of a lane got in one MoE layer of one micro-batch.
 struct ExpertLoads {
     int experts_per_rank = 0;
-    std::vector<std::uint32_t> rows;     ///< [width, experts_per_rank] of the rank's experts, from all its sources
-    std::vector<std::uint32_t> traffic;  ///< [width, expert_parallel_size] rows that a source sends to each expert place
-    std::int64_t units = 0;              ///< routed units (sub-tokens) of one source
+    std::vector<std::uint32_t>
+        rows;  ///< [width, experts_per_rank] of the rank's experts, from all its sources
+    std::vector<std::uint32_t>
+        traffic;  ///< [width, expert_parallel_size] rows that a source sends to each expert place
+    std::int64_t units = 0;  ///< routed units (sub-tokens) of one source
     int top_k = 1;
 };
 
-enum class Group : std::uint8_t { tensor, context, expert, expert_tensor, data_context, expert_data, next_stage, previous_stage, embedding };
-/// A demand on the network by key. All groups of the stage exchange at once (replicas are not folded here).
+enum class Group : std::uint8_t {
+    tensor,
+    context,
+    expert,
+    expert_tensor,
+    data_context,
+    expert_data,
+    next_stage,
+    previous_stage,
+    embedding
+};
+/// A demand on the network by key. All groups of the stage exchange at once (replicas are not
+/// folded here).
 struct ExchangeDemand {
     Collective kind = Collective::all_reduce;
     Group group = Group::tensor;
     std::uint16_t stage = 0;
-    Bytes payload;                       ///< all_reduce, all_gather, reduce_scatter: the whole buffer; send_recv: one message; all_to_all: one row
-    std::int32_t loads = -1;             ///< all_to_all: whose rows
-    bool to_experts = true;              ///< all_to_all: dispatch's direction, else the way back
+    Bytes payload;  ///< all_reduce, all_gather, reduce_scatter: the whole buffer; send_recv: one
+                    ///< message; all_to_all: one row
+    std::int32_t loads = -1;  ///< all_to_all: whose rows
+    bool to_experts = true;   ///< all_to_all: dispatch's direction, else the way back
     bool operator==(const ExchangeDemand&) const = default;
 };
 
@@ -77,10 +116,12 @@ struct Op {
     Stream stream = Stream::compute;
     Part part = Part::compute;
     bool exchange = false;
-    std::uint32_t demand = 0;            ///< index of a job, or of an exchange's demand
-    std::int32_t under = -1;             ///< demand of the exchange that takes SMs while this job runs
+    std::uint32_t demand = 0;  ///< index of a job, or of an exchange's demand
+    std::int32_t under = -1;   ///< demand of the exchange that takes SMs while this job runs
 };
-struct Edge { std::uint32_t before = 0, after = 0; };
+struct Edge {
+    std::uint32_t before = 0, after = 0;
+};
 
 struct StepGraph {
     std::vector<Op> ops;
@@ -89,36 +130,44 @@ struct StepGraph {
     std::vector<Job> jobs;
     std::vector<ExchangeDemand> exchanges;
     std::vector<ExpertLoads> loads;
-    int num_lanes = 1, width = 1, replicas = 1;   ///< ranks of a stage = width · replicas; stages are contiguous
-    std::vector<double> load_imbalance;           ///< [num_moe_layers] mean over micro-batches of max / mean rows by rank
+    int num_lanes = 1, width = 1,
+        replicas = 1;  ///< ranks of a stage = width · replicas; stages are contiguous
+    std::vector<double>
+        load_imbalance;  ///< [num_moe_layers] mean over micro-batches of max / mean rows by rank
     std::vector<std::string> assumptions, folded;
-    double communication_share = 0;               ///< of the SMs, while an overlapped exchange lasts
+    double communication_share = 0;  ///< of the SMs, while an overlapped exchange lasts
 };
 
-/// @throws InputError for a trace that does not fit the model. The layout must have passed `step_findings`.
+/// @throws InputError for a trace that does not fit the model. The layout must have passed
+/// `step_findings`.
 StepGraph build_step_graph(const StepCase&);
 
-/// Ranks of every group of this demand in its stage, as the network sees them. [groups] of ranks, in group order.
-/// send_recv: [pairs] of {source, destination}.
-std::vector<std::vector<int>> exchange_groups(const StepGraph&, const ParallelLayout&, const ExchangeDemand&);
-/// Bytes of an all_to_all among one group's members, [size, size], row = source. Local rows stay on the diagonal as zero.
-std::vector<double> all_to_all_bytes(const StepGraph&, const ParallelLayout&, const ExchangeDemand&, Dispatcher, int group);
+/// Ranks of every group of this demand in its stage, as the network sees them. [groups] of ranks,
+/// in group order. send_recv: [pairs] of {source, destination}.
+std::vector<std::vector<int>> exchange_groups(const StepGraph&, const ParallelLayout&,
+                                              const ExchangeDemand&);
+/// Bytes of an all_to_all among one group's members, [size, size], row = source. Local rows stay on
+/// the diagonal as zero.
+std::vector<double> all_to_all_bytes(const StepGraph&, const ParallelLayout&, const ExchangeDemand&,
+                                     Dispatcher, int group);
 
-// ---------------------------------------------------------------------------------------------- prices of the jobs
+// ----------------------------------------------------------------------------------------------
+// prices of the jobs
 
-/// Time of a job on the slowest rank of its lane. Launches l and kernels k in two queues: from host time H and device
-/// time D the job ends at H' = H + host and D' = max(D + device, H + mixed), the max-plus product over its kernels.
+/// Time of a job on the slowest rank of its lane. Launches l and kernels k in two queues: from host
+/// time H and device time D the job ends at H' = H + host and D' = max(D + device, H + mixed), the
+/// max-plus product over its kernels.
 struct JobPrice {
     double device = 0, host = 0, mixed = 0;
-    double sync = 0;                     ///< > 0: then the host waits for the device, and this long more
-    double mean_device = 0;              ///< over the ranks of the lane
-    std::array<double, 4> by_basis{};    ///< seconds of `device` by Basis
-    std::int32_t by_rank = -1;           ///< row of JobPrices::ranks; −1: every rank alike
+    double sync = 0;         ///< > 0: then the host waits for the device, and this long more
+    double mean_device = 0;  ///< over the ranks of the lane
+    std::array<double, 4> by_basis{};  ///< seconds of `device` by Basis
+    std::int32_t by_rank = -1;         ///< row of JobPrices::ranks; −1: every rank alike
 };
 struct JobPrices {
     std::vector<JobPrice> jobs;
-    std::vector<std::vector<double>> ranks;       ///< [rows][width] device seconds
-    std::vector<std::vector<double>> slowdown;    ///< [lanes][width] stragglers; empty: none
+    std::vector<std::vector<double>> ranks;     ///< [rows][width] device seconds
+    std::vector<std::vector<double>> slowdown;  ///< [lanes][width] stragglers; empty: none
 };
 JobPrices price_jobs(const StepGraph&, const StepCase&);
 

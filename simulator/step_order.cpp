@@ -44,12 +44,14 @@ std::vector<Slot> interleaved_order(int stage, int p, int v, int m) {
         slots.push_back(interleaved_slot(Pass::forward, k, p, v));
         slots.push_back(interleaved_slot(Pass::backward, k - ahead, p, v));
     }
-    for (int k = total - ahead; k < total; ++k) slots.push_back(interleaved_slot(Pass::backward, k, p, v));
+    for (int k = total - ahead; k < total; ++k)
+        slots.push_back(interleaved_slot(Pass::backward, k, p, v));
     return slots;
 }
 
-/// ZB-H1: 1F1B with the backward split. Stage s is s weight gradients behind its input gradients, so that the first ones
-/// return the faster the later the stage; what is left fills its drain. p micro-batches are held everywhere.
+/// ZB-H1: 1F1B with the backward split. Stage s is s weight gradients behind its input gradients,
+/// so that the first ones return the faster the later the stage; what is left fills its drain. p
+/// micro-batches are held everywhere.
 std::vector<Slot> zero_bubble_order(int stage, int p, int m) {
     std::vector<Slot> slots;
     int weights = 0;
@@ -72,9 +74,11 @@ std::vector<Slot> zero_bubble_order(int stage, int p, int m) {
 
 bool can_order(Pipeline pipeline) { return pipeline != Pipeline::dual_pipe; }
 
-std::vector<std::vector<Slot>> pipeline_order(Pipeline pipeline, int num_stages, int num_chunks, int num_micro_batches) {
+std::vector<std::vector<Slot>> pipeline_order(Pipeline pipeline, int num_stages, int num_chunks,
+                                              int num_micro_batches) {
     assert(can_order(pipeline) && num_stages > 0 && num_chunks > 0 && num_micro_batches > 0);
-    if (num_stages == 1 && num_chunks == 1) pipeline = Pipeline::one_f_one_b;     // without stages every order is this one
+    if (num_stages == 1 && num_chunks == 1)
+        pipeline = Pipeline::one_f_one_b;  // without stages every order is this one
     std::vector<std::vector<Slot>> orders;
     for (int s = 0; s < num_stages; ++s) {
         if (pipeline == Pipeline::gpipe)

@@ -10,14 +10,20 @@
 
 namespace moeplan {
 
-StepNetwork::StepNetwork(const StepCase& step, const StepGraph& graph) : step_(step), graph_(graph), links_(build_link_graph(step.cluster)) {
+StepNetwork::StepNetwork(const StepCase& step, const StepGraph& graph)
+    : step_(step), graph_(graph), links_(build_link_graph(step.cluster)) {
     for (const auto& [name, factor] : step.disturbances.link_faults) {
-        const auto found = std::find_if(links_.links.begin(), links_.links.end(), [&, &wanted = name](const Link& link) { return link.name == wanted; });
+        const auto found =
+            std::find_if(links_.links.begin(), links_.links.end(),
+                         [&, &wanted = name](const Link& link) { return link.name == wanted; });
         if (found == links_.links.end()) {
             std::vector<std::string> names;
             for (const auto& link : links_.links) names.push_back(link.name);
             const std::string near = nearest_word(name, names);
-            throw InputError("--link-fault", "", name, "a link of the cluster" + (near.empty() ? ", as " + (names.empty() ? "none" : names.front()) : "; did you mean " + near + "?"));
+            throw InputError("--link-fault", "", name,
+                             "a link of the cluster" +
+                                 (near.empty() ? ", as " + (names.empty() ? "none" : names.front())
+                                               : "; did you mean " + near + "?"));
         }
         found->bandwidth *= factor;
     }
@@ -25,22 +31,26 @@ StepNetwork::StepNetwork(const StepCase& step, const StepGraph& graph) : step_(s
     alone_.assign(graph.exchanges.size(), -1);
 }
 
-Exchange StepNetwork::group_exchange(const ExchangeDemand& demand, const std::vector<int>& ranks, int group) const {
+Exchange StepNetwork::group_exchange(const ExchangeDemand& demand, const std::vector<int>& ranks,
+                                     int group) const {
     CollectiveCall call;
     call.collective = demand.kind;
     call.group = ranks;
     call.bytes = demand.payload;
-    if (demand.kind != Collective::all_to_all) return make_exchange(links_, call, step_.profile.get());
+    if (demand.kind != Collective::all_to_all)
+        return make_exchange(links_, call, step_.profile.get());
 
     const int n = static_cast<int>(ranks.size());
     ExchangeDemand there = demand;
     there.to_experts = true;
-    const std::vector<double> bytes = all_to_all_bytes(graph_, step_.layout, there, step_.schedule.dispatcher, group);
+    const std::vector<double> bytes =
+        all_to_all_bytes(graph_, step_.layout, there, step_.schedule.dispatcher, group);
     TrafficMatrix traffic(n), once(n);
     for (std::size_t i = 0; i < bytes.size(); ++i) traffic.sent[i] = Bytes{bytes[i]};
     std::set<int> domains;
     for (const int rank : ranks) domains.insert(links_.domain[rank]);
-    const bool two_level = step_.schedule.dispatcher == Dispatcher::deduplicating && domains.size() > 1;
+    const bool two_level =
+        step_.schedule.dispatcher == Dispatcher::deduplicating && domains.size() > 1;
     double most = 0;
     for (int s = 0; s < n; ++s) {
         double sent = 0;
@@ -49,9 +59,11 @@ Exchange StepNetwork::group_exchange(const ExchangeDemand& demand, const std::ve
     }
     call.bytes = Bytes{most};
     if (two_level) {
-        // A unit crosses to each domain once, however many of its experts live there; then it is forwarded inside.
+        // A unit crosses to each domain once, however many of its experts live there; then it is
+        // forwarded inside.
         const ExpertLoads& loads = graph_.loads[demand.loads];
-        const int ep = step_.layout.expert_parallel_size, etp = step_.layout.expert_tensor_parallel_size, in_lane = graph_.width / ep;
+        const int ep = step_.layout.expert_parallel_size,
+                  etp = step_.layout.expert_tensor_parallel_size, in_lane = graph_.width / ep;
         const int block = group % in_lane / etp, offset = group % in_lane % etp;
         for (int s = 0; s < n; ++s) {
             const int w = block * ep * etp + s * etp + offset;
@@ -60,9 +72,12 @@ Exchange StepNetwork::group_exchange(const ExchangeDemand& demand, const std::ve
                 double rows = 0;
                 int any = -1;
                 for (int d = 0; d < n; ++d)
-                    if (links_.domain[ranks[d]] == domain) rows += loads.traffic[static_cast<std::size_t>(w) * ep + d], any = d;
-                const double units = static_cast<double>(loads.units), q = units > 0 ? std::min(1.0, rows / (units * loads.top_k)) : 0;
-                once.at(s, forwarding_rank(links_, ranks, s, any)) += Bytes{units * (1 - std::pow(1 - q, loads.top_k)) * demand.payload.value};
+                    if (links_.domain[ranks[d]] == domain)
+                        rows += loads.traffic[static_cast<std::size_t>(w) * ep + d], any = d;
+                const double units = static_cast<double>(loads.units),
+                             q = units > 0 ? std::min(1.0, rows / (units * loads.top_k)) : 0;
+                once.at(s, forwarding_rank(links_, ranks, s, any)) +=
+                    Bytes{units * (1 - std::pow(1 - q, loads.top_k)) * demand.payload.value};
             }
         }
         call.algorithm = Algorithm::two_level;
@@ -77,22 +92,31 @@ Exchange StepNetwork::group_exchange(const ExchangeDemand& demand, const std::ve
         for (auto& flow : stage.flows) std::swap(flow.source, flow.destination);
         stages.push_back({stage.latency, std::move(stage.flows)});
     }
-    return make_exchange(links_, exchange.what, std::move(stages), exchange.efficiency, exchange.weight, Folding::none);
+    return make_exchange(links_, exchange.what, std::move(stages), exchange.efficiency,
+                         exchange.weight, Folding::none);
 }
 
 const Exchange& StepNetwork::exchange(std::uint32_t id) {
     if (made_[id]) return *made_[id];
     const ExchangeDemand& demand = graph_.exchanges[id];
     const auto groups = exchange_groups(graph_, step_.layout, demand);
-    const std::size_t kept = demand.kind == Collective::all_to_all ? static_cast<std::size_t>(graph_.width / step_.layout.expert_parallel_size) : 1;
+    const std::size_t kept =
+        demand.kind == Collective::all_to_all
+            ? static_cast<std::size_t>(graph_.width / step_.layout.expert_parallel_size)
+            : 1;
     std::vector<Exchange> parts;
-    for (std::size_t g = 0; g < std::min(kept, groups.size()); ++g) parts.push_back(group_exchange(demand, groups[g], static_cast<int>(g)));
+    for (std::size_t g = 0; g < std::min(kept, groups.size()); ++g)
+        parts.push_back(group_exchange(demand, groups[g], static_cast<int>(g)));
     if (groups.size() > kept) {
-        // One of several equal groups stands for all of them if no other touches its links and none is slower.
-        const auto known = std::find_if(folds_.begin(), folds_.end(), [&](const Fold& f) { return f.kind == demand.kind && f.group == demand.group && f.stage == demand.stage; });
+        // One of several equal groups stands for all of them if no other touches its links and none
+        // is slower.
+        const auto known = std::find_if(folds_.begin(), folds_.end(), [&](const Fold& f) {
+            return f.kind == demand.kind && f.group == demand.group && f.stage == demand.stage;
+        });
         bool one = known != folds_.end() && known->one;
         if (known == folds_.end() || !one)
-            for (std::size_t g = kept; g < groups.size(); ++g) parts.push_back(group_exchange(demand, groups[g], static_cast<int>(g)));
+            for (std::size_t g = kept; g < groups.size(); ++g)
+                parts.push_back(group_exchange(demand, groups[g], static_cast<int>(g)));
         if (known == folds_.end()) {
             std::set<std::uint32_t> own;
             for (std::size_t g = 0; g < kept; ++g)
@@ -109,7 +133,9 @@ const Exchange& StepNetwork::exchange(std::uint32_t id) {
         }
         if (one) {
             parts.resize(kept);
-            if (!said_) folded_.push_back("groups that do the same on links of their own were simulated once");
+            if (!said_)
+                folded_.push_back(
+                    "groups that do the same on links of their own were simulated once");
             said_ = true;
         }
     }
@@ -123,10 +149,12 @@ const Exchange& StepNetwork::exchange(std::uint32_t id) {
             if (stages.size() < part.stages.size()) stages.resize(part.stages.size());
             for (std::size_t s = 0; s < part.stages.size(); ++s) {
                 stages[s].latency = std::max(stages[s].latency, part.stages[s].latency);
-                stages[s].flows.insert(stages[s].flows.end(), part.stages[s].flows.begin(), part.stages[s].flows.end());
+                stages[s].flows.insert(stages[s].flows.end(), part.stages[s].flows.begin(),
+                                       part.stages[s].flows.end());
             }
         }
-        all = make_exchange(links_, all.what, std::move(stages), efficiency, all.weight, Folding::none);
+        all = make_exchange(links_, all.what, std::move(stages), efficiency, all.weight,
+                            Folding::none);
     }
     made_[id] = std::make_unique<Exchange>(std::move(all));
     return *made_[id];
@@ -139,7 +167,9 @@ double StepNetwork::alone(std::uint32_t id) {
 
 namespace {
 
-struct Links { std::vector<std::uint32_t> first, to; };
+struct Links {
+    std::vector<std::uint32_t> first, to;
+};
 Links successors(const StepGraph& graph) {
     Links out;
     out.first.assign(graph.ops.size() + 1, 0);
@@ -153,8 +183,13 @@ Links successors(const StepGraph& graph) {
 
 class Walker {
   public:
-    Walker(const StepGraph& graph, const JobPrices& prices, StepNetwork& network, NetworkEngine& engine)
-        : graph_(graph), prices_(prices), network_(network), engine_(engine), after_(successors(graph)) {
+    Walker(const StepGraph& graph, const JobPrices& prices, StepNetwork& network,
+           NetworkEngine& engine)
+        : graph_(graph),
+          prices_(prices),
+          network_(network),
+          engine_(engine),
+          after_(successors(graph)) {
         pending_.assign(graph.ops.size(), 0);
         for (const Edge& edge : graph.edges) ++pending_[edge.after];
         line_.begin.assign(graph.ops.size(), 0);
@@ -169,7 +204,8 @@ class Walker {
         drain();
         engine_.run();
         if (resolved_ != graph_.ops.size())
-            throw std::logic_error("the step's graph has a cycle: " + std::to_string(resolved_) + " of " + std::to_string(graph_.ops.size()) + " ops ran");
+            throw std::logic_error("the step's graph has a cycle: " + std::to_string(resolved_) +
+                                   " of " + std::to_string(graph_.ops.size()) + " ops ran");
         for (const double end : line_.end) line_.step_time = std::max(line_.step_time, end);
         line_.carried = engine_.carried();
         const auto counts = engine_.counts();
@@ -193,7 +229,8 @@ class Walker {
             if (--pending_[next] == 0) queue_.push_back(next);
         }
     }
-    /// Kernels: when they end is known as soon as what they wait for is, even if that lies ahead of the engine's clock.
+    /// Kernels: when they end is known as soon as what they wait for is, even if that lies ahead of
+    /// the engine's clock.
     void work(std::uint32_t i) {
         const Op& op = graph_.ops[i];
         const JobPrice& price = prices_.jobs[op.demand];
@@ -201,13 +238,19 @@ class Walker {
         if (!prices_.slowdown.empty()) {
             const auto& slow = prices_.slowdown[op.lane];
             double most = 0;
-            for (std::size_t r = 0; r < slow.size(); ++r) most = std::max(most, slow[r] * (price.by_rank >= 0 ? prices_.ranks[price.by_rank][r] : price.device));
+            for (std::size_t r = 0; r < slow.size(); ++r)
+                most =
+                    std::max(most, slow[r] * (price.by_rank >= 0 ? prices_.ranks[price.by_rank][r]
+                                                                 : price.device));
             device = most;
         }
         if (op.under >= 0 && graph_.communication_share > 0) {
-            // the exchange holds its SMs while it lasts: at most its time alone, at the remaining rate
-            const double rate = 1 - graph_.communication_share, lasts = network_.alone(static_cast<std::uint32_t>(op.under));
-            device = device / rate <= lasts ? device / rate : device + lasts * graph_.communication_share;
+            // the exchange holds its SMs while it lasts: at most its time alone, at the remaining
+            // rate
+            const double rate = 1 - graph_.communication_share,
+                         lasts = network_.alone(static_cast<std::uint32_t>(op.under));
+            device = device / rate <= lasts ? device / rate
+                                            : device + lasts * graph_.communication_share;
         }
         double& host = host_[op.lane];
         const double begin = line_.begin[i];
@@ -246,14 +289,15 @@ class Walker {
     NetworkEngine& engine_;
     Links after_;
     std::vector<std::uint32_t> pending_, queue_;
-    std::vector<double> host_;               // [lanes] when the host has issued all so far
+    std::vector<double> host_;  // [lanes] when the host has issued all so far
     std::size_t resolved_ = 0;
     Timeline line_;
 };
 
 }  // namespace
 
-Timeline walk(const StepGraph& graph, const StepCase&, const JobPrices& prices, StepNetwork& network, NetworkModel model) {
+Timeline walk(const StepGraph& graph, const StepCase&, const JobPrices& prices,
+              StepNetwork& network, NetworkModel model) {
     const auto engine = make_engine(model, network.links());
     Timeline line = Walker(graph, prices, network, *engine).run();
     line.model = model;

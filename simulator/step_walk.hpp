@@ -1,5 +1,6 @@
 #pragma once
-/// The walk that both fidelities share: ops in order, kernels by their prices, exchanges by whichever engine carries them.
+/// The walk that both fidelities share: ops in order, kernels by their prices, exchanges by
+/// whichever engine carries them.
 
 #include <cstdint>
 #include <functional>
@@ -13,11 +14,11 @@ namespace moeplan {
 
 /// Begin and end of every op, load of every link.
 struct Timeline {
-    std::vector<double> begin, end;          ///< [ops] seconds; of the slowest rank
-    std::vector<double> device;              ///< [ops] time that the device worked; exchanges: end − begin
+    std::vector<double> begin, end;  ///< [ops] seconds; of the slowest rank
+    std::vector<double> device;  ///< [ops] time that the device worked; exchanges: end − begin
     double step_time = 0;
-    std::vector<Bytes> carried;              ///< [links]
-    std::uint64_t events = 0;                ///< exchanges and timers of the engine
+    std::vector<Bytes> carried;  ///< [links]
+    std::uint64_t events = 0;    ///< exchanges and timers of the engine
     NetworkModel model = NetworkModel::closed_form;
 };
 
@@ -30,7 +31,7 @@ class StepNetwork {
     StepNetwork& operator=(const StepNetwork&) = delete;
     const LinkGraph& links() const { return links_; }
     const Exchange& exchange(std::uint32_t demand);
-    double alone(std::uint32_t demand);              ///< seconds, with the links to itself
+    double alone(std::uint32_t demand);  ///< seconds, with the links to itself
     const std::vector<std::string>& folded() const { return folded_; }
 
   private:
@@ -38,10 +39,15 @@ class StepNetwork {
     const StepCase& step_;
     const StepGraph& graph_;
     LinkGraph links_;
-    std::vector<std::unique_ptr<Exchange>> made_;    // [demands]
+    std::vector<std::unique_ptr<Exchange>> made_;  // [demands]
     std::vector<double> alone_;
     std::vector<std::string> folded_;
-    struct Fold { Collective kind; Group group; std::uint16_t stage; bool one = false; };
+    struct Fold {
+        Collective kind;
+        Group group;
+        std::uint16_t stage;
+        bool one = false;
+    };
     std::vector<Fold> folds_;
     bool said_ = false;
 };
@@ -51,6 +57,7 @@ Timeline walk(const StepGraph&, const StepCase&, const JobPrices&, StepNetwork&,
 Timeline walk_closed_form(const StepGraph&, const StepCase&);
 Timeline simulate_flows(const StepGraph&, const StepCase&);
 Timeline simulate_flows(const StepGraph&, const StepCase&, const JobPrices&, StepNetwork&);
-StepReport report(const StepCase&, const StepGraph&, const JobPrices&, const Timeline&, StepNetwork&, Fidelity);
+StepReport report(const StepCase&, const StepGraph&, const JobPrices&, const Timeline&,
+                  StepNetwork&, Fidelity);
 
 }  // namespace moeplan

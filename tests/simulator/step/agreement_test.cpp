@@ -7,10 +7,15 @@
 namespace moeplan {
 namespace {
 
-struct Setting { const char* model; ParallelLayout layout; const char* routing; };
+struct Setting {
+    const char* model;
+    ParallelLayout layout;
+    const char* routing;
+};
 
-/// Closed form and flows of one case where no two exchanges meet on a link: experts, tensor parallelism and replicas inside a
-/// node, stages between nodes (or one stage), gradients reduced after the last backward.
+/// Closed form and flows of one case where no two exchanges meet on a link: experts, tensor
+/// parallelism and replicas inside a node, stages between nodes (or one stage), gradients reduced
+/// after the last backward.
 void expect_agreement(const Setting& setting, double tolerance) {
     StepCase step;
     step.model = load_model(setting.model);
@@ -30,7 +35,9 @@ void expect_agreement(const Setting& setting, double tolerance) {
     // SimGrid resolves 1 ns: at most that for each exchange on the path
     std::size_t exchanges = 0;
     for (const Op& op : graph.ops) exchanges += op.exchange;
-    EXPECT_NEAR(flows.step_time, closed.step_time, tolerance * closed.step_time + 1e-9 * static_cast<double>(exchanges)) << setting.model;
+    EXPECT_NEAR(flows.step_time, closed.step_time,
+                tolerance * closed.step_time + 1e-9 * static_cast<double>(exchanges))
+        << setting.model;
 }
 
 TEST(Agreement, ClosedFormAndFlowsWhereNothingContends) {
@@ -42,8 +49,8 @@ TEST(Agreement, ClosedFormAndFlowsWhereNothingContends) {
 }
 
 TEST(Agreement, UnequalLoadsDifferByWhatFairSharesCost) {
-    // Flows share a port by number, not by what they still have to send: a port can fall idle early (a few per cent of an
-    // unequal exchange among 8, 3 % of this step's time).
+    // Flows share a port by number, not by what they still have to send: a port can fall idle early
+    // (a few per cent of an unequal exchange among 8, 3 % of this step's time).
     expect_agreement({"olmoe-1b-7b", {1, 1, 16, 8, 8, 1}, "multinomial"}, kUnequalExchange);
 }
 

@@ -1,5 +1,6 @@
 #pragma once
-/// Small cases that the step's tests share. Figures are round, so that answers can be worked by hand.
+/// Small cases that the step's tests share. Figures are round, so that answers can be worked by
+/// hand.
 
 #include <memory>
 
@@ -7,17 +8,22 @@
 
 namespace moeplan::tests {
 
-/// 1 TFlop/s in every precision at the stated efficiency of one, 1 TB/s memory, no overheads: time = work.
+/// 1 TFlop/s in every precision at the stated efficiency of one, 1 TB/s memory, no overheads: time
+/// = work.
 inline std::shared_ptr<const Profile> plain_profile() {
     static const auto profile = [] {
         Profile p;
         p.name = "plain";
         p.device = "a device for tests";
-        for (const Precision precision : {Precision::fp32, Precision::fp16, Precision::bf16, Precision::fp8}) p.roofline.peak[precision] = FlopsPerSecond{1e12};
+        for (const Precision precision :
+             {Precision::fp32, Precision::fp16, Precision::bf16, Precision::fp8})
+            p.roofline.peak[precision] = FlopsPerSecond{1e12};
         p.roofline.memory_bandwidth = BytesPerSecond{1e12};
-        p.roofline.gemm_efficiency = p.roofline.attention_efficiency = p.roofline.memory_efficiency = 1;
+        p.roofline.gemm_efficiency = p.roofline.attention_efficiency =
+            p.roofline.memory_efficiency = 1;
         p.roofline.attention_backward = 1;
-        p.host_overlap = 1;          // launches cost nothing, but the device works by itself: communication can overlap
+        p.host_overlap =
+            1;  // launches cost nothing, but the device works by itself: communication can overlap
         prepare(p);
         return std::make_shared<const Profile>(p);
     }();
@@ -32,7 +38,8 @@ inline ModelSpec small_model(int layers = 4, int moe_every = 1) {
     model.vocab_size = 512;
     for (int l = 0; l < layers; ++l) {
         LayerSpec layer;
-        layer.attention = GroupedQueryAttention{.num_attention_heads = 8, .num_kv_heads = 4, .head_size = 32};
+        layer.attention =
+            GroupedQueryAttention{.num_attention_heads = 8, .num_kv_heads = 4, .head_size = 32};
         if (moe_every > 0 && l % moe_every == 0) {
             MoeFeedForward moe;
             moe.num_experts = 8;

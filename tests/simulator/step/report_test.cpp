@@ -1,7 +1,6 @@
 #include <gtest/gtest.h>
 
 #include <map>
-
 #include <nlohmann/json.hpp>
 
 #include "core/errors.hpp"
@@ -19,13 +18,16 @@ TEST(StepReport, ReadsBackAsItWasWritten) {
     StepReport report = with_samples(step, estimate_step, 3);
     report.relative_spread = 0.25;
     const std::string text = to_file_text(to_json(report));
-    EXPECT_EQ(to_file_text(to_json(report_from_json(JsonReader::from_text(text, "report.json")))), text);
+    EXPECT_EQ(to_file_text(to_json(report_from_json(JsonReader::from_text(text, "report.json")))),
+              text);
 }
 
 TEST(StepReport, HasTheKeysOfTheContract) {
     const Json json = to_json(estimate_step(tests::small_case(1)));
-    for (const char* key : {"fidelity", "step_time_s", "interval_s", "routing_interval_s", "relative_spread", "busy_by_rank_s", "memory_by_rank", "link_use", "folded", "losses",
-                            "exposed", "busy", "tokens_per_second", "mfu", "peak_memory_bytes", "load_imbalance", "basis", "assumptions", "made"})
+    for (const char* key : {"fidelity", "step_time_s", "interval_s", "routing_interval_s",
+                            "relative_spread", "busy_by_rank_s", "memory_by_rank", "link_use",
+                            "folded", "losses", "exposed", "busy", "tokens_per_second", "mfu",
+                            "peak_memory_bytes", "load_imbalance", "basis", "assumptions", "made"})
         EXPECT_TRUE(json.contains(key)) << key;
     EXPECT_EQ(json["fidelity"], "closed-form");
     EXPECT_EQ(json["peak_memory_bytes"].size(), 8u);
@@ -48,7 +50,8 @@ TEST(StepCase, ReadsBackAndAnswersTheSame) {
     step.routing = SyntheticRouting{"zipf", 1.1, 0};
     step.seed = 12345;
     step.disturbances.stragglers = {{3, 1.25}};
-    const StepCase again = step_case_from_json(JsonReader::from_text(to_file_text(to_json(step)), "case.json"));
+    const StepCase again =
+        step_case_from_json(JsonReader::from_text(to_file_text(to_json(step)), "case.json"));
     EXPECT_EQ(again.layout, step.layout);
     EXPECT_EQ(again.schedule, step.schedule);
     StepReport a = estimate_step(step), b = estimate_step(again);

@@ -1,3 +1,5 @@
+#include "simulator/step.hpp"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -5,7 +7,6 @@
 
 #include "core/errors.hpp"
 #include "core/seed.hpp"
-#include "simulator/step.hpp"
 #include "simulator/step_fields.hpp"
 #include "tests/simulator/step/cases.hpp"
 #include "tests/tolerance.hpp"
@@ -16,7 +17,9 @@ namespace {
 /// A case of random shape that can run, by number.
 StepCase drawn_case(std::uint64_t number) {
     const Seed seed = derive(Seed{7}, "case", number);
-    const auto pick = [&](const char* name, std::initializer_list<int> values) { return values.begin()[draw(seed, name) % values.size()]; };
+    const auto pick = [&](const char* name, std::initializer_list<int> values) {
+        return values.begin()[draw(seed, name) % values.size()];
+    };
     StepCase step = tests::small_case(2);
     step.model = tests::small_model(8, pick("moe", {1, 2}));
     const int tp = pick("tp", {1, 2, 4}), pp = pick("pp", {1, 2, 4});
@@ -26,7 +29,10 @@ StepCase drawn_case(std::uint64_t number) {
     step.schedule.num_micro_batches = 4;
     if (pp > 1) {
         const int schedule = pick("schedule", {0, 1, 2, 3});
-        step.schedule.pipeline = schedule == 0 ? Pipeline::gpipe : schedule == 1 ? Pipeline::one_f_one_b : schedule == 2 ? Pipeline::interleaved : Pipeline::zero_bubble;
+        step.schedule.pipeline = schedule == 0   ? Pipeline::gpipe
+                                 : schedule == 1 ? Pipeline::one_f_one_b
+                                 : schedule == 2 ? Pipeline::interleaved
+                                                 : Pipeline::zero_bubble;
         if (schedule == 2) step.schedule.virtual_pipeline_size = 2;
     }
     step.schedule.sharding = static_cast<Sharding>(pick("zero", {0, 1, 2, 3}));
@@ -45,7 +51,9 @@ TEST(Step, PartsSumToTheStepExactly) {
     for (std::uint64_t i = 0; i < kCases; ++i) {
         const StepReport report = estimate_step(drawn_case(i));
         EXPECT_EQ(report.exposed.total().value, report.step_time.value) << "case " << i;
-        for_each_part(report.exposed, [&](const char* part, Seconds time) { EXPECT_GE(time.value, -1e-12 * report.step_time.value) << part << " of case " << i; });
+        for_each_part(report.exposed, [&](const char* part, Seconds time) {
+            EXPECT_GE(time.value, -1e-12 * report.step_time.value) << part << " of case " << i;
+        });
         EXPECT_GT(report.step_time.value, 0);
         EXPECT_TRUE(std::isfinite(report.step_time.value));
     }
@@ -77,7 +85,8 @@ TEST(Step, FlowLevelSendsTheSameBytes) {
         double a = 0, b = 0;
         for (const auto& use : closed.link_use) a += use.carried.value;
         for (const auto& use : flows.link_use) b += use.carried.value;
-        // the lists hold the busiest links by share of the step, whose order may differ at equal shares
+        // the lists hold the busiest links by share of the step, whose order may differ at equal
+        // shares
         EXPECT_NEAR(a, b, 0.2 * a) << "case " << i;
     }
 }
@@ -96,7 +105,7 @@ TEST(Step, SizesOfOneLeaveNoTrace) {
     EXPECT_TRUE(alone.link_use.empty());
     const auto same = [&](StepCase other, const char* what) {
         StepReport report = estimate_step(other);
-        report.made = alone.made;                      // the case's digest names the words that differ
+        report.made = alone.made;  // the case's digest names the words that differ
         EXPECT_EQ(to_json(report).dump(), to_json(alone).dump()) << what;
     };
     StepCase other = step;
@@ -142,7 +151,8 @@ TEST(Step, SkewCostsTimeAndIsNamedAsALoss) {
     EXPECT_GT(hot.load_imbalance.front(), 2);
     EXPECT_NEAR(even.load_imbalance.front(), 1, 1e-12);
     bool named = false;
-    for (const auto& loss : hot.losses) named = named || loss.what.find("unequal experts") != std::string::npos;
+    for (const auto& loss : hot.losses)
+        named = named || loss.what.find("unequal experts") != std::string::npos;
     EXPECT_TRUE(named);
 }
 
@@ -160,7 +170,8 @@ TEST(Step, DualPipeIsRefusedAndNotReplaced) {
     step.layout = {1, 1, 4, 2, 1, 1};
     step.schedule.pipeline = Pipeline::dual_pipe;
     bool named = false;
-    for (const auto& finding : step_findings(step)) named = named || finding.detail.find("not simulated yet") != std::string::npos;
+    for (const auto& finding : step_findings(step))
+        named = named || finding.detail.find("not simulated yet") != std::string::npos;
     EXPECT_TRUE(named);
 }
 
