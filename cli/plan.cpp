@@ -32,7 +32,7 @@ struct Words {
     std::string parity = "flops", objective = "throughput", law = "mh_calibrated",
                 fidelity = "flow";
     double tokens = 0, hot_rank_load = 0;
-    int best = 12, max_coarse = 32, threads = 0, spare_experts = 1;
+    int best = 12, max_coarse = 0, threads = 0, spare_experts = 1;
 };
 
 /// "1,2,4" of a flag.
@@ -211,8 +211,9 @@ void add_plan(CLI::App& app, Run& run_later) {
     plan->add_option("--best", words->best, "Candidates that reach the last stage (default 12)")
         ->check(CLI::Range(1, 1000))
         ->group(search);
-    plan->add_option("--max-coarse", words->max_coarse,
-                     "Closed-form runs for each model, at most (default 32)")
+    plan->add_option(
+            "--max-coarse", words->max_coarse,
+            "Closed-form runs for each model, at most (default: 64 among them, at least 8 each)")
         ->check(CLI::Range(1, 1000000))
         ->group(search);
     plan->add_option("--hot-rank-load", words->hot_rank_load,

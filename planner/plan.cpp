@@ -234,10 +234,9 @@ bool fits_trace(const ModelSpec& model, const TraceReader& trace) {
 }
 
 constexpr std::size_t kRound = 16;           ///< closed-form runs between two looks at the bound
-constexpr std::size_t kScoutedLayouts = 12;  ///< layouts whose every schedule is looked at
-
-constexpr std::size_t kClimbing = 8;  ///< best layouts whose neighbours are looked at next
-constexpr int kClimbs = 16;           ///< rounds of that, at most
+constexpr std::size_t kScoutedLayouts = 10;  ///< layouts whose every schedule is looked at
+constexpr std::size_t kClimbing = 6;         ///< best layouts whose neighbours are looked at next
+constexpr int kClimbs = 16;                  ///< rounds of that, at most
 
 /// Whether one layout comes from the other by a single move: a factor from one size to another, or
 /// another size of the experts' groups.
@@ -251,66 +250,112 @@ bool are_neighbours(const ParallelLayout& a, const ParallelLayout& b) {
     return (attention <= 2 && experts == 0) || (attention == 0 && experts <= 2);
 }
 
-/// Looks at one schedule of the plain layouts, climbs from the best to their neighbours until none
-/// is better, then looks at every schedule of the best layouts, and puts the points in the order of
-/// what was seen; those not looked at follow in the order of their bound.
-/// @param points   in the order of their bound
-/// @param layouts  what Point::layout counts
-/// @return         how many were looked at
-std::int64_t scout_points(std::vector<Point>& points, const std::vector<ParallelLayout>& layouts,
-                          const std::function<void(Point&)>& scout, int num_threads,
-                          const std::function<void(double)>& done) {
-    std::map<std::size_t, std::size_t> first;  // layout → its point of the least bound
-    for (std::size_t i = 0; i < points.size(); ++i) first.emplace(points[i].layout, i);
-    std::vector<std::size_t> seen;  // points that were looked at
-    const auto unseen = [&](std::size_t i) { return points[i].scouted.value > 1e300; };
-    const auto look = [&](const std::vector<std::size_t>& at, double from, double to) {
-        parallel_for(
-            at.size(), num_threads, [&](std::size_t i) { scout(points[at[i]]); },
-            [&](std::size_t so_far) {
-                if (so_far % 16 == 0)
-                    done(from + (to - from) * static_cast<double>(so_far) /
-                                    static_cast<double>(at.size()));
-            });
-        seen.insert(seen.end(), at.begin(), at.end());
-        std::stable_sort(seen.begin(), seen.end(), [&](std::size_t a, std::size_t b) {
-            return points[a].scouted < points[b].scouted;
-        });
-    };
-
-    std::vector<std::size_t> plain;
-    for (const auto& [layout, point] : first) {
-        const ParallelLayout& l = layouts[layout];
-        if (l.context_parallel_size == 1 && l.expert_tensor_parallel_size == 1)
-            plain.push_back(point);
+/// Looks around among points, in the order of what is worth a look: one schedule of the plain
+/// layouts, or of those that were good for a model alike; then climbs from the best to their
+/// neighbours until none is better; then every schedule of the best layouts. What a bound says is
+/// slower than the best seen is left out.
+class Scouting {
+  public:
+    /// @param points   in the order of their bound
+    /// @param layouts  what Point::layout counts
+    Scouting(std::vector<Point>& points, const std::vector<ParallelLayout>& layouts,
+             std::function<void(Point&)> scout, int num_threads, std::function<void(double)> done)
+        : points_(points),
+          layouts_(layouts),
+          scout_(std::move(scout)),
+          num_threads_(num_threads),
+          done_(std::move(done)) {
+        for (std::size_t i = 0; i < points.size(); ++i) first_.emplace(points[i].layout, i);
     }
-    if (plain.empty())
-        for (const auto& [layout, point] : first) plain.push_back(point);
-    look(plain, 0, 0.3);
-    for (int climb = 0; climb < kClimbs; ++climb) {
-        std::vector<std::size_t> next;
-        for (const auto& [layout, point] : first) {
+
+    /// @param known  good layouts of a model with as many experts; empty: there is none
+    /// @return       good layouts of this one
+    std::vector<std::size_t> run(const std::vector<std::size_t>& known) {
+        std::vector<std::size_t> begin;
+        for (const std::size_t layout : known)
+            if (const auto found = first_.find(layout); found != first_.end())
+                begin.push_back(found->second);
+        const int climbs = begin.empty() ? kClimbs : 1;
+        if (begin.empty())
+            for (const auto& [layout, point] : first_)
+                if (layouts_[layout].context_parallel_size == 1 &&
+                    layouts_[layout].expert_tensor_parallel_size == 1)
+                    begin.push_back(point);
+        if (begin.empty())
+            for (const auto& [layout, point] : first_) begin.push_back(point);
+        // The best bounds first: what they show leaves others out.
+        std::stable_sort(begin.begin(), begin.end());
+        look(begin, 0, 0.3);
+        for (int climb = 0; climb < climbs; ++climb) {
+            const std::vector<std::size_t> next = neighbours();
+            if (next.empty()) break;
+            look(next, 0.3, 0.6);
+        }
+        const std::vector<std::size_t> best = best_layouts();
+        std::vector<std::size_t> rest;
+        for (std::size_t i = 0; i < points_.size(); ++i)
+            if (unseen(i) && std::find(best.begin(), best.end(), points_[i].layout) != best.end())
+                rest.push_back(i);
+        look(rest, 0.6, 1);
+        return best_layouts();
+    }
+
+    std::int64_t num_seen() const { return static_cast<std::int64_t>(seen_.size()); }
+
+  private:
+    bool unseen(std::size_t i) const { return points_[i].scouted.value > 1e300; }
+
+    void look(const std::vector<std::size_t>& at, double from, double to) {
+        for (std::size_t begin = 0; begin < at.size(); begin += kRound) {
+            const double best = seen_.empty() ? std::numeric_limits<double>::infinity()
+                                              : points_[seen_.front()].scouted.value;
+            std::vector<std::size_t> round;
+            for (std::size_t i = begin; i < std::min(at.size(), begin + kRound); ++i)
+                if (points_[at[i]].bound.value < best) round.push_back(at[i]);
+            parallel_for(round.size(), num_threads_,
+                         [&](std::size_t i) { scout_(points_[round[i]]); });
+            seen_.insert(seen_.end(), round.begin(), round.end());
+            std::stable_sort(seen_.begin(), seen_.end(), [&](std::size_t a, std::size_t b) {
+                return points_[a].scouted < points_[b].scouted;
+            });
+            done_(from + (to - from) * static_cast<double>(begin) / static_cast<double>(at.size()));
+        }
+    }
+
+    /// Layouts one move away from the best seen, one point each.
+    std::vector<std::size_t> neighbours() const {
+        std::vector<std::size_t> out;
+        for (const auto& [layout, point] : first_) {
             if (!unseen(point)) continue;
-            for (std::size_t i = 0; i < std::min(seen.size(), kClimbing); ++i)
-                if (are_neighbours(layouts[layout], layouts[points[seen[i]].layout])) {
-                    next.push_back(point);
+            for (std::size_t i = 0; i < std::min(seen_.size(), kClimbing); ++i)
+                if (are_neighbours(layouts_[layout], layouts_[points_[seen_[i]].layout])) {
+                    // What the bound left out stays out.
+                    if (points_[point].bound < points_[seen_.front()].scouted) out.push_back(point);
                     break;
                 }
         }
-        if (next.empty()) break;
-        look(next, 0.3, 0.6);
+        std::stable_sort(out.begin(), out.end());
+        return out;
     }
-    std::set<std::size_t> promising;
-    for (std::size_t i = 0; i < std::min(seen.size(), kScoutedLayouts); ++i)
-        promising.insert(points[seen[i]].layout);
-    std::vector<std::size_t> rest;
-    for (std::size_t i = 0; i < points.size(); ++i)
-        if (promising.contains(points[i].layout) && unseen(i)) rest.push_back(i);
-    look(rest, 0.6, 1);
-    std::stable_sort(points.begin(), points.end(),
-                     [](const Point& a, const Point& b) { return a.scouted < b.scouted; });
-    return static_cast<std::int64_t>(seen.size());
-}
+
+    std::vector<std::size_t> best_layouts() const {
+        std::vector<std::size_t> out;
+        for (const std::size_t i : seen_) {
+            if (out.size() >= kScoutedLayouts) break;
+            if (std::find(out.begin(), out.end(), points_[i].layout) == out.end())
+                out.push_back(points_[i].layout);
+        }
+        return out;
+    }
+
+    std::vector<Point>& points_;
+    const std::vector<ParallelLayout>& layouts_;
+    std::function<void(Point&)> scout_;
+    int num_threads_;
+    std::function<void(double)> done_;
+    std::map<std::size_t, std::size_t> first_;  ///< layout → its point of the least bound
+    std::vector<std::size_t> seen_;             ///< points, best first
+};
 
 /// Candidates for the last stage: the best of each model first, then those that no other dominates
 /// in time and memory, then the next best.
@@ -479,7 +524,12 @@ Plan plan(const SearchSpace& space, const StepCase& base, const Runners& runners
     // The closed form, most promising first, but for what the bound excludes.
     std::vector<Priced> run;
     const std::size_t keep = static_cast<std::size_t>(std::max(space.num_best, 1));
-    const std::size_t most = static_cast<std::size_t>(std::max(space.max_coarse, 1));
+    // Without a number asked for: enough for one model to be sure of, few for each of many.
+    const std::size_t most =
+        space.max_coarse > 0
+            ? static_cast<std::size_t>(space.max_coarse)
+            : std::max<std::size_t>(8, 64 / std::max<std::size_t>(tried.size(), 1));
+    std::map<int, std::vector<std::size_t>> good_layouts;  ///< by number of experts
     for (std::size_t m = 0; m < waiting.size(); ++m) {
         const auto share = [&](double done) {
             return 0.3 +
@@ -489,13 +539,19 @@ Plan plan(const SearchSpace& space, const StepCase& base, const Runners& runners
         std::stable_sort(points.begin(), points.end(),
                          [](const Point& a, const Point& b) { return a.bound < b.bound; });
         if (points.size() > most) {
-            const auto scout = [&](Point& point) {
-                point.scouted = scout_step(case_of(point), runners.coarse);
-            };
-            out.funnel.scouted +=
-                scout_points(points, layouts, scout, options.num_threads, [&](double done) {
+            const MoeFeedForward* moe = first_moe(cases[m].model);
+            Scouting scouting(
+                points, layouts,
+                [&](Point& point) { point.scouted = scout_step(case_of(point), runners.coarse); },
+                options.num_threads,
+                [&](double done) {
                     tell(share(0.6 * done), "looking around: " + out.models[tried[m]].model.name);
                 });
+            auto& known = good_layouts[moe ? moe->num_experts : 0];
+            known = scouting.run(known);
+            out.funnel.scouted += scouting.num_seen();
+            std::stable_sort(points.begin(), points.end(),
+                             [](const Point& a, const Point& b) { return a.scouted < b.scouted; });
         }
         std::vector<double> times;  // ascending: those that ran
         const auto excluded = [&](const Point& point) {
@@ -607,7 +663,7 @@ Plan plan(const SearchSpace& space, const StepCase& base, const Runners& runners
         out.assumptions.push_back(
             std::to_string(out.funnel.below_bound) +
             " combinations were not run although their bound does not exclude them: at most " +
-            std::to_string(space.max_coarse) + " closed-form runs a model, most promising first");
+            std::to_string(most) + " closed-form runs a model, most promising first");
     if (out.best.empty()) {
         if (least_need < std::numeric_limits<double>::infinity())
             out.nearest = "the leanest combination needs " + to_text(Bytes{least_need}) + " of " +

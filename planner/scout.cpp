@@ -27,13 +27,16 @@ Seconds scout_step(const StepCase& step, const StepRunner& runner) {
     // Interleaved schedules come in groups of pp micro-batches; the others are linear from the
     // first on.
     const int group = step.schedule.virtual_pipeline_size > 1 ? pp : 1;
-    const bool fewer_micro_batches = all_micro_batches > 2 * group;
+    // Where micro-batches differ, more of them make up the slope.
+    const auto* synthetic = std::get_if<SyntheticRouting>(&step.routing);
+    const int wide = synthetic && synthetic->kind == "balanced" ? 2 : 4;
+    const bool fewer_micro_batches = all_micro_batches > wide * group;
     const bool fewer_layers = all_layers > 2 * stages && step.schedule.stage_layers.empty();
     const std::array<int, 2> micro_batches = {fewer_micro_batches ? group : all_micro_batches,
-                                              2 * group};
+                                              wide * group};
     const std::array<int, 2> layers = {fewer_layers ? stages : all_layers, 2 * stages};
     const long long cost =
-        static_cast<long long>(fewer_micro_batches ? 3 * group : all_micro_batches) *
+        static_cast<long long>(fewer_micro_batches ? (1 + wide) * group : all_micro_batches) *
         (fewer_layers ? 3 * stages : all_layers);
     if (cost >= static_cast<long long>(all_micro_batches) * all_layers)
         return runner(step).step_time;

@@ -45,8 +45,9 @@ struct SearchSpace {
     std::string quality_law = "mh_calibrated";  ///< empty: no loss is estimated
     double training_tokens = 0;                 ///< 0: 20 a parameter that is active
 
-    int num_best = 12;    ///< candidates that reach the last stage
-    int max_coarse = 32;  ///< closed-form runs for each model, at most
+    int num_best = 12;  ///< candidates that reach the last stage
+    int max_coarse =
+        0;  ///< closed-form runs for each model, at most; 0: 64 shared, at least 8 each
 };
 
 /// Layouts of this many GPUs, in a fixed order. Tensor and expert-tensor groups stay inside the

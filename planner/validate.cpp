@@ -10,7 +10,7 @@ namespace {
 
 /// Parts of a report that are no quantities to compare.
 bool is_compared(const std::string& key) {
-    return key != "made" && key != "timeline" && key != "link_use" && key != "losses" &&
+    return key != "made" && key != "version" && key != "timeline" && key != "link_use" && key != "losses" &&
            key != "interval_s" && key != "routing_interval_s" && key != "memory_by_rank" &&
            key != "relative_spread" && key != "basis";
 }
