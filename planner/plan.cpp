@@ -21,7 +21,8 @@ namespace {
 /// run.
 struct Point {
     std::size_t model = 0, layout = 0, schedule = 0;  ///< the schedule: index into schedules_of
-    Seconds bound, scouted = {std::numeric_limits<double>::infinity()};
+    Seconds bound, scouted = {std::numeric_limits<double>::infinity()};  ///< balanced routing
+    bool priced = false;
     Bytes fullest;
 };
 
@@ -238,6 +239,8 @@ constexpr std::size_t kScoutedLayouts = 10;  ///< layouts whose every schedule i
 constexpr std::size_t kClimbing = 6;         ///< best layouts whose neighbours are looked at next
 constexpr int kClimbs = 16;                  ///< rounds of that, at most
 
+constexpr double kMargin = 1.05;  ///< a look is an estimate: bounds just above it are kept
+
 /// Whether one layout comes from the other by a single move: a factor from one size to another, or
 /// another size of the experts' groups.
 bool are_neighbours(const ParallelLayout& a, const ParallelLayout& b) {
@@ -250,6 +253,41 @@ bool are_neighbours(const ParallelLayout& a, const ParallelLayout& b) {
     return (attention <= 2 && experts == 0) || (attention == 0 && experts <= 2);
 }
 
+/// How much longer than under balanced routing a step takes, learnt from those that ran: by the
+/// ranks that share the experts, and where known by the pipeline's depth, since its stages wait for
+/// the slowest.
+class Correction {
+  public:
+    double of(const ParallelLayout& layout) const {
+        if (const auto found =
+                by_both_.find({layout.expert_parallel_size, layout.pipeline_parallel_size});
+            found != by_both_.end())
+            return found->second.mean();
+        if (const auto found = by_ranks_.find(layout.expert_parallel_size);
+            found != by_ranks_.end())
+            return found->second.mean();
+        return 1;
+    }
+    void learn(const ParallelLayout& layout, double ratio) {
+        by_both_[{layout.expert_parallel_size, layout.pipeline_parallel_size}].add(ratio);
+        by_ranks_[layout.expert_parallel_size].add(ratio);
+    }
+    bool knows(int ranks) const { return by_ranks_.contains(ranks); }
+
+  private:
+    struct Mean {
+        double sum = 0;
+        int count = 0;
+        void add(double value) {
+            sum += value;
+            ++count;
+        }
+        double mean() const { return sum / count; }
+    };
+    std::map<std::pair<int, int>, Mean> by_both_;
+    std::map<int, Mean> by_ranks_;
+};
+
 /// Looks around among points, in the order of what is worth a look: one schedule of the plain
 /// layouts, or of those that were good for a model alike; then climbs from the best to their
 /// neighbours until none is better; then every schedule of the best layouts. What a bound says is
@@ -257,12 +295,18 @@ bool are_neighbours(const ParallelLayout& a, const ParallelLayout& b) {
 class Scouting {
   public:
     /// @param points   in the order of their bound
-    /// @param layouts  what Point::layout counts
+    /// @param layouts    what Point::layout counts
+    /// @param scout      sets Point::scouted
+    /// @param calibrate  runs points for what the correction does not know; may be empty
     Scouting(std::vector<Point>& points, const std::vector<ParallelLayout>& layouts,
-             std::function<void(Point&)> scout, int num_threads, std::function<void(double)> done)
+             const Correction& correction, std::function<void(Point&)> scout,
+             std::function<void(const std::vector<std::size_t>&)> calibrate, int num_threads,
+             std::function<void(double)> done)
         : points_(points),
           layouts_(layouts),
+          correction_(correction),
           scout_(std::move(scout)),
+          calibrate_(std::move(calibrate)),
           num_threads_(num_threads),
           done_(std::move(done)) {
         for (std::size_t i = 0; i < points.size(); ++i) first_.emplace(points[i].layout, i);
@@ -286,6 +330,17 @@ class Scouting {
         // The best bounds first: what they show leaves others out.
         std::stable_sort(begin.begin(), begin.end());
         look(begin, 0, 0.3);
+        if (calibrate_) {
+            // The best of each number of ranks that share the experts.
+            std::vector<std::size_t> unknown;
+            std::set<int> ranks;
+            for (const std::size_t i : seen_) {
+                const int ep = layouts_[points_[i].layout].expert_parallel_size;
+                if (!correction_.knows(ep) && ranks.insert(ep).second) unknown.push_back(i);
+            }
+            calibrate_(unknown);
+            sort();
+        }
         for (int climb = 0; climb < climbs; ++climb) {
             const std::vector<std::size_t> next = neighbours();
             if (next.empty()) break;
@@ -304,20 +359,27 @@ class Scouting {
 
   private:
     bool unseen(std::size_t i) const { return points_[i].scouted.value > 1e300; }
+    double estimate(std::size_t i) const {
+        return points_[i].scouted.value * correction_.of(layouts_[points_[i].layout]);
+    }
+    double best_estimate() const {
+        return seen_.empty() ? std::numeric_limits<double>::infinity() : estimate(seen_.front());
+    }
+    void sort() {
+        std::stable_sort(seen_.begin(), seen_.end(),
+                         [&](std::size_t a, std::size_t b) { return estimate(a) < estimate(b); });
+    }
 
     void look(const std::vector<std::size_t>& at, double from, double to) {
         for (std::size_t begin = 0; begin < at.size(); begin += kRound) {
-            const double best = seen_.empty() ? std::numeric_limits<double>::infinity()
-                                              : points_[seen_.front()].scouted.value;
+            const double best = best_estimate();
             std::vector<std::size_t> round;
             for (std::size_t i = begin; i < std::min(at.size(), begin + kRound); ++i)
-                if (points_[at[i]].bound.value < best) round.push_back(at[i]);
+                if (points_[at[i]].bound.value < best * kMargin) round.push_back(at[i]);
             parallel_for(round.size(), num_threads_,
                          [&](std::size_t i) { scout_(points_[round[i]]); });
             seen_.insert(seen_.end(), round.begin(), round.end());
-            std::stable_sort(seen_.begin(), seen_.end(), [&](std::size_t a, std::size_t b) {
-                return points_[a].scouted < points_[b].scouted;
-            });
+            sort();
             done_(from + (to - from) * static_cast<double>(begin) / static_cast<double>(at.size()));
         }
     }
@@ -330,7 +392,8 @@ class Scouting {
             for (std::size_t i = 0; i < std::min(seen_.size(), kClimbing); ++i)
                 if (are_neighbours(layouts_[layout], layouts_[points_[seen_[i]].layout])) {
                     // What the bound left out stays out.
-                    if (points_[point].bound < points_[seen_.front()].scouted) out.push_back(point);
+                    if (points_[point].bound.value < best_estimate() * kMargin)
+                        out.push_back(point);
                     break;
                 }
         }
@@ -350,7 +413,9 @@ class Scouting {
 
     std::vector<Point>& points_;
     const std::vector<ParallelLayout>& layouts_;
+    const Correction& correction_;
     std::function<void(Point&)> scout_;
+    std::function<void(const std::vector<std::size_t>&)> calibrate_;
     int num_threads_;
     std::function<void(double)> done_;
     std::map<std::size_t, std::size_t> first_;  ///< layout → its point of the least bound
@@ -530,6 +595,7 @@ Plan plan(const SearchSpace& space, const StepCase& base, const Runners& runners
             ? static_cast<std::size_t>(space.max_coarse)
             : std::max<std::size_t>(8, 64 / std::max<std::size_t>(tried.size(), 1));
     std::map<int, std::vector<std::size_t>> good_layouts;  ///< by number of experts
+    std::map<int, Correction> corrections;                 ///< likewise
     for (std::size_t m = 0; m < waiting.size(); ++m) {
         const auto share = [&](double done) {
             return 0.3 +
@@ -538,11 +604,38 @@ Plan plan(const SearchSpace& space, const StepCase& base, const Runners& runners
         std::vector<Point>& points = waiting[m];
         std::stable_sort(points.begin(), points.end(),
                          [](const Point& a, const Point& b) { return a.bound < b.bound; });
+        const MoeFeedForward* moe = first_moe(cases[m].model);
+        Correction& correction = corrections[moe ? moe->num_experts : 0];
+        std::vector<double> times;  // ascending: those that ran
+        const auto excluded = [&](const Point& point) {
+            return times.size() >= keep && point.bound.value >= times[keep - 1];
+        };
+        const auto price = [&](const std::vector<std::size_t>& at) {
+            std::vector<Priced> round;
+            for (const std::size_t i : at) {
+                points[i].priced = true;
+                round.push_back({points[i], {}});
+            }
+            parallel_for(round.size(), options.num_threads, [&](std::size_t i) {
+                round[i].report = runners.coarse(case_of(round[i].point));
+            });
+            for (Priced& priced : round) {
+                const double time = priced.report.step_time.value;
+                if (priced.point.scouted.value < 1e300)
+                    correction.learn(layouts[priced.point.layout],
+                                     time / priced.point.scouted.value);
+                times.push_back(time);
+                run.push_back(std::move(priced));
+            }
+            std::sort(times.begin(), times.end());
+        };
         if (points.size() > most) {
-            const MoeFeedForward* moe = first_moe(cases[m].model);
+            const auto* synthetic = std::get_if<SyntheticRouting>(&cases[m].routing);
+            const bool balanced = synthetic && synthetic->kind == "balanced";
             Scouting scouting(
-                points, layouts,
+                points, layouts, correction,
                 [&](Point& point) { point.scouted = scout_step(case_of(point), runners.coarse); },
+                balanced ? std::function<void(const std::vector<std::size_t>&)>{} : price,
                 options.num_threads,
                 [&](double done) {
                     tell(share(0.6 * done), "looking around: " + out.models[tried[m]].model.name);
@@ -550,35 +643,35 @@ Plan plan(const SearchSpace& space, const StepCase& base, const Runners& runners
             auto& known = good_layouts[moe ? moe->num_experts : 0];
             known = scouting.run(known);
             out.funnel.scouted += scouting.num_seen();
-            std::stable_sort(points.begin(), points.end(),
-                             [](const Point& a, const Point& b) { return a.scouted < b.scouted; });
         }
-        std::vector<double> times;  // ascending: those that ran
-        const auto excluded = [&](const Point& point) {
-            return times.size() >= keep && point.bound.value >= times[keep - 1];
-        };
-        std::size_t next = 0, ran = 0;
-        while (next < points.size() && ran < most) {
-            // A round of fixed size: what is run must not depend on the number of threads.
-            std::vector<Priced> round;
-            for (; next < points.size() && round.size() < kRound && ran + round.size() < most;
-                 ++next)
-                if (!excluded(points[next])) round.push_back({points[next], {}});
-            parallel_for(round.size(), options.num_threads, [&](std::size_t i) {
-                round[i].report = runners.coarse(case_of(round[i].point));
+        // What runs teaches what to run next; those not looked at come last, by their bound.
+        std::vector<std::size_t> open;
+        for (std::size_t i = 0; i < points.size(); ++i)
+            if (!points[i].priced) open.push_back(i);
+        std::size_t ran = 0;
+        while (!open.empty() && ran < most) {
+            std::stable_sort(open.begin(), open.end(), [&](std::size_t a, std::size_t b) {
+                const double x = points[a].scouted.value * correction.of(layouts[points[a].layout]);
+                const double y = points[b].scouted.value * correction.of(layouts[points[b].layout]);
+                return x < y;
             });
-            ran += round.size();
-            for (Priced& priced : round) {
-                times.push_back(priced.report.step_time.value);
-                run.push_back(std::move(priced));
+            // A round of fixed size: what is run must not depend on the number of threads.
+            const std::size_t room =
+                std::min({kRound, most - ran, std::max<std::size_t>(4, most / 4)});
+            std::vector<std::size_t> round, later;
+            for (const std::size_t i : open) {
+                if (excluded(points[i])) continue;
+                (round.size() < room ? round : later).push_back(i);
             }
-            std::sort(times.begin(), times.end());
+            price(round);
+            ran += round.size();
+            open = std::move(later);
             tell(share(0.6 +
                        0.4 * std::min(1.0, static_cast<double>(ran) / static_cast<double>(most))),
                  "closed form: " + out.models[tried[m]].model.name);
         }
-        for (; next < points.size(); ++next)
-            if (!excluded(points[next])) ++out.funnel.below_bound;
+        for (const std::size_t i : open)
+            if (!excluded(points[i])) ++out.funnel.below_bound;
     }
     out.funnel.coarse = static_cast<std::int64_t>(run.size());
 

@@ -5,10 +5,10 @@
 
 namespace moeplan {
 
-/// Step time read off runs of a few micro-batches and layers. A step's time is close to a + b m + c
-/// l + d m l in micro-batches m and layers l of a stage: four small runs give the four numbers.
-/// What is hidden behind a whole step's work (gradients) is seen less well, so this orders
-/// candidates and is never reported. Cases that are small already are run as they are.
+/// Step time under balanced routing, read off runs of a few micro-batches: a step's time is a + b m
+/// in micro-batches m, and two small runs give both. What unbalanced routing adds is for the caller
+/// to learn from cases that were run. This orders candidates and is never reported; cases of few
+/// micro-batches are run whole.
 Seconds scout_step(const StepCase&, const StepRunner& runner);
 
 }  // namespace moeplan

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
@@ -168,23 +169,31 @@ TEST(PlanJson, OtherFilesAndDamagedPlansAreRefusedWithTheirPlace) {
     EXPECT_THROW(plan_from_json(JsonReader::from_value(plan, "x.json")), InputError);
 }
 
-TEST(Scout, ReadsABilinearStepTimeExactly) {
-    // t = 3 + 2 m + 5 l + 0.25 m l: four small runs give it for every m and l.
-    const auto runner = [](const StepCase& step) {
-        const double m = step.schedule.num_micro_batches,
-                     l = static_cast<double>(step.model.layers.size());
+TEST(Scout, ReadsALinearStepTimeOffTwoSmallRunsUnderBalancedRouting) {
+    // t = 3 + 2 m
+    int runs = 0, most = 0;
+    const auto runner = [&](const StepCase& step) {
+        EXPECT_EQ(std::get<SyntheticRouting>(step.routing).kind, "balanced");
+        ++runs;
+        most = std::max(most, step.schedule.num_micro_batches);
         StepReport out;
-        out.step_time = {3 + 2 * m + 5 * l + 0.25 * m * l};
+        out.step_time = {3.0 + 2 * step.schedule.num_micro_batches};
         return out;
     };
-    StepCase step = mixtral_like();
+    StepCase step = mixtral_like();  // pp 2
     step.schedule.num_micro_batches = 64;
+    step.routing = SyntheticRouting{.kind = "multinomial"};
     for (const int vpp : {1, 2, 4}) {
         step.schedule.virtual_pipeline_size = vpp;
-        EXPECT_TRUE(close(scout_step(step, runner).value, runner(step).step_time.value));
+        runs = most = 0;
+        EXPECT_TRUE(close(scout_step(step, runner).value, 3 + 2 * 64));
+        EXPECT_EQ(runs, 2);
+        EXPECT_EQ(most, vpp > 1 ? 4 : 2);
     }
-    step.schedule.num_micro_batches = 2;  // nothing to save: run as it is
-    EXPECT_EQ(scout_step(step, runner), runner(step).step_time);
+    step.schedule.num_micro_batches = 2;  // nothing to save: run whole
+    runs = 0;
+    scout_step(step, runner);
+    EXPECT_EQ(runs, 1);
 }
 
 TEST(ParallelFor, EachIndexOnceAndTheFirstFaultIsThrown) {
