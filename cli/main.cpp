@@ -32,6 +32,7 @@ constexpr AddCommand kCommands[] = {
     add_export,
     add_doctor,
     add_report,
+    add_quickstart,
     // clang-format on
     nullptr,
 };

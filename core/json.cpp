@@ -236,6 +236,8 @@ std::string JsonReader::text_or(std::string_view key, std::string otherwise) con
 void JsonReader::refuse_unknown(std::initializer_list<std::string_view> known) const {
     if (!value_->is_object()) fail("an object");
     std::vector<std::string> names(known.begin(), known.end());
+    // A document may stand inside another: a plan holds its cluster.
+    const bool whole_file = pointer_.empty() || value_->contains("$schema");
     for (const auto& [key, value] : value_->items()) {
         if (std::find(names.begin(), names.end(), key) != names.end()) continue;
         if (pointer_.empty() &&

@@ -75,7 +75,8 @@ class JsonReader {
     }
 
     /// Refuse every key that is not in `known`, naming the nearest known one. "$schema", "version",
-    /// "made" and keys that begin with "_" (comments) are always allowed at the root.
+    /// "made" and keys that begin with "_" (comments) are always allowed at the root
+    /// and in a document inside another (one with its own "$schema").
     void refuse_unknown(std::initializer_list<std::string_view> known) const;
 
     [[noreturn]] void fail(
