@@ -240,7 +240,7 @@ void JsonReader::refuse_unknown(std::initializer_list<std::string_view> known) c
     const bool whole_file = pointer_.empty() || value_->contains("$schema");
     for (const auto& [key, value] : value_->items()) {
         if (std::find(names.begin(), names.end(), key) != names.end()) continue;
-        if (pointer_.empty() &&
+        if (whole_file &&
             (key == "$schema" || key == "version" || key == "made" || key.starts_with("_")))
             continue;
         const std::string near = nearest_word(key, names);
