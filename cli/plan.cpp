@@ -113,6 +113,9 @@ DocumentPool pool_of(const std::string& text) {
 }
 
 int run(const Words& words) {
+    const auto fidelity = from_name<Fidelity>(words.fidelity);
+    if (!fidelity || *fidelity == Fidelity::real_run)
+        throw InputError("--fidelity", "", words.fidelity, "closed-form or flow");
     StepCase base;
     base.model = load_model(words.model.model);
     base.cluster = read_cluster(words.cluster);
@@ -144,8 +147,7 @@ int run(const Words& words) {
     if (words.hot_rank_load > 0) space.hot_rank_load = words.hot_rank_load;
 
     Runners runners{.bound = lower_bound, .coarse = estimate_step, .fine = {}};
-    if (chosen<Fidelity>("--fidelity", words.fidelity) == Fidelity::flow)
-        runners.fine = simulate_step;
+    if (*fidelity == Fidelity::flow) runners.fine = simulate_step;
 
     ProgressBar bar("plan");
     SearchOptions options{.num_threads = words.threads, .progress = bar.callback()};
@@ -173,16 +175,16 @@ void add_plan(CLI::App& app, Run& run_later) {
     const std::string search = "Search";
     plan->add_option("--heads", words->heads, "Numbers of MoE heads to try (default: the model's)")
         ->delimiter(',')
-        ->check(CLI::PositiveNumber)
+        ->check(CLI::Range(1, 65535))
         ->group(search);
     plan->add_option("--experts", words->experts,
                      "Numbers of experts to try (default: the model's)")
         ->delimiter(',')
-        ->check(CLI::PositiveNumber)
+        ->check(CLI::Range(1, 65535))
         ->group(search);
     plan->add_option("--top-k", words->top_k, "Choices a (sub-)token to try (default: the model's)")
         ->delimiter(',')
-        ->check(CLI::PositiveNumber)
+        ->check(CLI::Range(1, 65535))
         ->group(search);
     plan->add_option("--pools", words->pools,
                      "EMO's document pools to try: SMALLEST-LARGEST, or none; several with commas")

@@ -167,26 +167,31 @@ std::string nearest_fit(const SearchSpace& space, const StepCase& base,
         step.cluster.num_nodes = base.cluster.num_nodes * factor;
         const int world = num_gpus(step.cluster);
         const int batch = std::max(global_batch, world);
-        double least = std::numeric_limits<double>::infinity();
+        // Of those that fit, the one that splits the model least; ties by memory.
+        std::pair<int, double> best = {std::numeric_limits<int>::max(), 0};
         std::string where;
         for (const ParallelLayout& layout :
              layouts_of(world, scale_up_domain(step.cluster),
                         static_cast<int>(step.model.layers.size()), moe ? moe->num_experts : 1)) {
+            const int splits = layout.tensor_parallel_size * layout.context_parallel_size *
+                               layout.pipeline_parallel_size * layout.expert_tensor_parallel_size;
+            if (splits > best.first) continue;
             step.layout = layout;
             for (const StepSchedule& schedule : schedules_of(plain, base.schedule, layout, batch)) {
                 if (!broken_rules(step.model, layout, schedule, world).empty()) continue;
                 step.schedule = schedule;
                 const Bytes need = fullest_rank(step, space.hot_rank_load);
-                if (need.value >= least) continue;
-                least = need.value;
+                if (need > limit || std::pair{splits, need.value} >= best) continue;
+                best = {splits, need.value};
                 where = words_of(layout, schedule);
             }
         }
-        if (least <= limit.value)
+        if (!where.empty())
             return (factor == 1 ? "this cluster with other sizes than were fixed: "
                                 : std::to_string(step.cluster.num_nodes) + " such nodes (" +
                                       std::to_string(world) + " GPUs): ") +
-                   where + " needs " + to_text(Bytes{least}) + " of " + to_text(limit) + " a GPU" +
+                   where + " needs " + to_text(Bytes{best.second}) + " of " + to_text(limit) +
+                   " a GPU" +
                    (batch != global_batch ? ", global batch " + std::to_string(batch) : "");
     }
     return "not even " + std::to_string(base.cluster.num_nodes * 64) +

@@ -1,6 +1,7 @@
 #include "planner/search_space.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 
 #include "core/text.hpp"
@@ -141,8 +142,9 @@ std::vector<std::string> apply_defaults(SearchSpace& space, const StepCase& base
             space.routing_elsewhere = {.kind = "document_pools",
                                        .exponent = 0,
                                        .document_concentration = recorded_concentration(**trace)};
-        out.push_back("models that the trace does not fit: " + space.routing_elsewhere.kind +
-                      " with E·ρ " + exact_text(space.routing_elsewhere.document_concentration));
+        out.push_back(
+            "models that the trace does not fit: " + space.routing_elsewhere.kind + " with E·ρ " +
+            exact_text(std::round(1000 * space.routing_elsewhere.document_concentration) / 1000));
         space.hot_rank_load = kHotRank;
     } else if (std::get<SyntheticRouting>(base.routing).kind != "balanced") {
         space.hot_rank_load = kHotRank;
