@@ -242,8 +242,8 @@ void add_simulate(CLI::App& app, Run& run) {
         ->expected(2)
         ->type_name("A B");
     command->footer(
-        "Example: moeplan simulate --model mixtral-8x7b --cluster dgx-h100:2 --tp 1 --ep 8 --pp 2 "
-        "--micro-batch 1 --global-batch 64 --seq 4096");
+        "Example: moeplan simulate --model mixtral-8x7b --cluster dgx-h100:16 --tp 1 --ep 8 --pp 4 "
+        "--micro-batch 1 --global-batch 512 --seq 4096");
     command->callback([words, &run] { run = [words] { return simulate(*words); }; });
 
     // One simulation a process: a case on standard input, its report on standard output. Hidden:

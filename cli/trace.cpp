@@ -44,7 +44,7 @@ void add_trace_import(CLI::App& app, Run& run) {
         ->check(CLI::NonNegativeNumber);
     sub->add_option("--model-name", model, "name written into the trace");
     add_output_flags(*sub, output, false);
-    sub->footer("Example: moeplan trace import routing.jsonl --experts 8 --out routing.h5");
+    sub->footer("Example: moeplan trace export build/quickstart/top_k.trace.h5 --steps 1 --out routing.jsonl && moeplan trace import routing.jsonl --experts 32 --out routing.h5");
     sub->callback([&run] {
         run = [] {
             std::filesystem::path target = out;
