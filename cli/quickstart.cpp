@@ -90,14 +90,15 @@ class Quickstart {
     const System systems_[kSystems] = {{"top_k", "tiny-top-k", "top-k"},
                                        {"mh_moe", "tiny-mh-moe", "MH-MoE"},
                                        {"emo", "tiny-emo", "EMO"}};
-    const std::vector<Part> parts_ = {{"text", 12},     {"top_k", 30},   {"mh_moe", 45},
-                                      {"emo", 40},      {"profile", 45}, {"plan", 70},
-                                      {"validate", 20}, {"report", 3}};
+    const std::vector<Part> parts_ = {{"text", 12},    {"top_k", 30},    {"mh_moe", 45},
+                                      {"emo", 40},     {"profile", 45},  {"plan", 70},
+                                      {"simulate", 3}, {"validate", 20}, {"report", 3}};
 
     void prepare_text_files();
     void train(const System&);
     void describe_plan();
     void describe_validation();
+    void simulate_winner();
     void moeplan(const std::string& part, std::vector<std::string> words,
                  const std::function<std::string()>& doing = {}, int ranks = 1);
     void show(const std::string& part, double done, std::string_view doing);
@@ -222,6 +223,22 @@ void Quickstart::describe_plan() {
     }
 }
 
+/// The plan's winner once more, with every bar of its timeline.
+void Quickstart::simulate_winner() {
+    const Json plan = answer("plan.json");
+    if (plan.at("candidates").empty()) return;
+    const Json& winner = plan["candidates"][0];
+    Json model = json_header("model");
+    model.update(winner.at("model"));
+    write_whole(out_ / "winner-model.json", to_file_text(model));
+    write_whole(out_ / "winner-layout.json", to_file_text(winner.at("layout")));
+    moeplan("simulate",
+            {"simulate", "--model", (out_ / "winner-model.json").string(), "--layout",
+             (out_ / "winner-layout.json").string(), "--cluster", "dgx-h100:16", "--routing",
+             "document-pools:" + fixed(e_rho_["top_k"], 3), "--timeline",
+             (out_ / "step.timeline.json").string(), "--json", (out_ / "step.json").string()});
+}
+
 /// Prediction beside measurement, the step time first.
 void Quickstart::describe_validation() {
     const Json validation = answer("validation.json");
@@ -342,6 +359,8 @@ int Quickstart::run() {
                      (out_ / "plan.json").string()});
     describe_plan();
 
+    simulate_winner();
+
     moeplan("validate",
             {"validate", "--plan", (out_ / "plan.json").string(), "--profile",
              (out_ / "profile.json").string(), "--ranks", std::to_string(options_.ranks), "--json",
@@ -349,7 +368,8 @@ int Quickstart::run() {
     describe_validation();
 
     std::vector<std::string> report = {"report"};
-    for (const char* file : {"plan.json", "validation.json", "profile.json", "corpus.json"})
+    for (const char* file :
+         {"plan.json", "step.timeline.json", "validation.json", "profile.json", "corpus.json"})
         report.push_back((out_ / file).string());
     for (const System& system : systems_)
         for (const char* ending : {".jsonl", ".trace.h5"})

@@ -66,7 +66,7 @@ void print_findings(const std::vector<Finding>& findings) {
 }
 
 void print_report(const StepCase& step, const StepReport& report) {
-    fmt::print("{} on {}, {}\n\n", step.model.name, step.cluster.name,
+    fmt::print("{} on {} ({} GPUs), {}\n", step.model.name, step.cluster.name, num_gpus(step.cluster),
                report.fidelity == Fidelity::flow ? "flow level" : "closed form");
     Table head({"", ""});
     head.row({"step time", to_text(report.step_time)});

@@ -44,7 +44,7 @@
       if (bars) return Object.assign(base, { data: series.points.map(p => p[1]), maxBarThickness: 28 });
       const joined = data.kind === "line" || series.line;
       return Object.assign(base, { data: series.points.map(p => ({ x: p[0], y: p[1] })), showLine: joined, borderWidth: 2, tension: 0,
-        pointRadius: data.kind === "line" ? 0 : series.emphasised ? 6 : 3.5, pointHoverRadius: 7, pointHitRadius: 8,
+        pointRadius: data.kind === "line" ? (series.points.length === 1 ? 5 : 0) : series.emphasised ? 6 : 3.5, pointHoverRadius: 7, pointHitRadius: 8,
         backgroundColor: series.emphasised || data.kind === "line" ? colour : colour + "99", order: series.emphasised ? 0 : 1 });
     });
     const value = axis(data.horizontal ? data.x : data.y, data.horizontal ? data.log_x : data.log_y, true);

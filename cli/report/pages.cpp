@@ -654,12 +654,14 @@ std::string kind_title(ReportKind kind) {
     return "";
 }
 
-/// Training records share charts, so their order is that of the data flow too.
+/// The answer first, then what it rests on. (Training records share charts, so files of a kind
+/// stand together.)
 int place_of(ReportKind kind) {
     static const std::vector<ReportKind> order = {
-        ReportKind::corpus,     ReportKind::training,   ReportKind::trace,    ReportKind::profile,
-        ReportKind::collective, ReportKind::plan,       ReportKind::step,     ReportKind::timeline,
-        ReportKind::comparison, ReportKind::validation, ReportKind::accuracy, ReportKind::other};
+        ReportKind::plan,       ReportKind::step,       ReportKind::timeline,
+        ReportKind::comparison, ReportKind::validation, ReportKind::accuracy,
+        ReportKind::training,   ReportKind::trace,      ReportKind::profile,
+        ReportKind::collective, ReportKind::corpus,     ReportKind::other};
     return static_cast<int>(std::find(order.begin(), order.end(), kind) - order.begin());
 }
 

@@ -81,7 +81,7 @@ TEST_F(Pages, OnePageOpensWithoutANetwork) {
     EXPECT_THAT(page, Not(HasSubstr("<script src")));
     EXPECT_THAT(page, Not(HasSubstr("<link")));
     // Training comes before the step that it led to.
-    EXPECT_LT(page.find(">Training<"), page.find("One training step"));
+    EXPECT_LT(page.find("One training step"), page.find(">Training<"));   // the answer first
 }
 
 TEST_F(Pages, RunsOfSeveralFilesShareTheLossChart) {

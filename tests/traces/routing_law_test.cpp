@@ -74,8 +74,9 @@ TEST_P(EveryLaw, EverySubTokenVisitsKDistinctExpertsOrIsDropped) {
         for (std::size_t row = 0; row < ids.size(); row += 2) {
             dropped += ids[row] == kNotRouted;
             dropped += ids[row + 1] == kNotRouted;
-            if (ids[row] != kNotRouted && ids[row + 1] != kNotRouted)
+            if (ids[row] != kNotRouted && ids[row + 1] != kNotRouted) {
                 EXPECT_NE(ids[row], ids[row + 1]);
+            }
         }
     }
     EXPECT_EQ(dropped > 0, law.kind == "token_drop");
@@ -101,7 +102,9 @@ TEST_P(EveryLaw, SameSeedSameTraceAnotherSeedAnother) {
                b = synthetic_step(law, some_shape(), {5}, 3),
                c = synthetic_step(law, some_shape(), {6}, 3);
     EXPECT_EQ(a.expert_ids, b.expert_ids);
-    if (law.kind != "balanced") EXPECT_NE(a.expert_ids, c.expert_ids);
+    if (law.kind != "balanced") {
+        EXPECT_NE(a.expert_ids, c.expert_ids);
+    }
 }
 
 std::vector<std::string> every_law() {

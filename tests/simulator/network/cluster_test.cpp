@@ -30,10 +30,6 @@ std::string message_of(const std::function<void()>& act) {
 
 fs::path sample(const std::string& name) { return fs::path(MOEPLAN_TEST_DATA) / "clusters" / name; }
 
-ClusterSpec from_text(const std::string& text) {
-    return cluster_from_json(JsonReader::from_text(text, "c.json"));
-}
-
 /// A file of this process in the temporary folder, gone with the object.
 struct TextFile {
     fs::path path;

@@ -98,11 +98,12 @@ TEST(DoubleBinaryTree, NoPortCarriesMoreThanTwicePayloadAndDepthIsLogarithmic) {
             EXPECT_LE(bytes, 160e6 * (1 + kArithmetic)) << n << " " << gpu;
         // 2 · ⌈log2 n⌉ latencies
         EXPECT_TRUE(close(stages[0].latency.value, 2 * std::ceil(std::log2(n)) * 1e-6)) << n;
-        if (n >= 4)
+        if (n >= 4) {
             EXPECT_TRUE(close(time_of(graph, {Collective::all_reduce, first_gpus(n), 80_MB,
                                               Algorithm::double_binary_tree}),
                               stages[0].latency.value + 160e6 / 450e9))
                 << n;
+        }
     }
 }
 
