@@ -245,10 +245,14 @@ void Quickstart::describe_validation() {
     said(std::string("Checked here by a real run on ") + std::to_string(options_.ranks) +
          " ranks of the plan's winner, shrunk to this machine: " +
          (validation.value("passed", false) ? "within tolerance." : "NOT within tolerance."));
-    int shown = 0;
+    static const std::vector<std::string> shown = {"step_time_s",        "exposed.compute_s",
+                                                   "exposed.dispatch_s", "exposed.data_comm_s",
+                                                   "tokens_per_second",  "peak_memory_bytes.max"};
     for (const Json& field : validation.at("fields")) {
-        if (shown++ == 4) break;
         const std::string name = field.at("field").get<std::string>();
+        if (std::find(shown.begin(), shown.end(), name) == shown.end()) continue;
+        if (field.at("predicted").get<double>() == 0 && field.at("measured").get<double>() == 0)
+            continue;
         const bool time = name.ends_with("_s");
         const auto text = [&](const char* key) {
             return time ? to_text(Seconds{field.at(key).get<double>()})
