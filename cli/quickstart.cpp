@@ -398,7 +398,7 @@ void add_quickstart(CLI::App& app, Run& run) {
         "quickstart",
         "The whole line on this machine: text, training, profile, plan, validation, report");
     sub->add_option("--out", options.out, "Folder of what it makes")
-        ->type_name("DIR")
+        ->take_last()->type_name("DIR")
         ->capture_default_str();
     sub->add_option("--data", options.data,
                     "Text to train on: debian (fetched with apt), a folder or a JSONL file")
