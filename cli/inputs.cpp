@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
+#include <cstdio>
 
 #include "cli/report/pages.hpp"
 #include "core/errors.hpp"
@@ -123,8 +124,14 @@ void add_profile_flag(CLI::App& app, std::string& profile) {
 
 std::shared_ptr<const Profile> read_profile(const std::string& profile,
                                             const ClusterSpec& cluster) {
-    return std::make_shared<const Profile>(
-        load_profile(profile.empty() ? cluster.gpu.name : profile));
+    auto out =
+        std::make_shared<const Profile>(load_profile(profile.empty() ? cluster.gpu.name : profile));
+    if (out->name != cluster.gpu.name && cluster.gpu.name != "cpu")
+        std::fprintf(stderr,
+                     "moeplan: warning: the profile is of %s (%s), the cluster has %s: kernel "
+                     "times are the profile's as they stand\n",
+                     out->name.c_str(), out->device.c_str(), cluster.gpu.name.c_str());
+    return out;
 }
 
 void add_routing_flags(CLI::App& app, RoutingInput& input) {

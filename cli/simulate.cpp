@@ -66,7 +66,8 @@ void print_findings(const std::vector<Finding>& findings) {
 }
 
 void print_report(const StepCase& step, const StepReport& report) {
-    fmt::print("{} on {} ({} GPUs), {}\n", step.model.name, step.cluster.name, num_gpus(step.cluster),
+    fmt::print("{} on {} ({} GPUs), {}\n", step.model.name, step.cluster.name,
+               num_gpus(step.cluster),
                report.fidelity == Fidelity::flow ? "flow level" : "closed form");
     Table head({"", ""});
     head.row({"step time", to_text(report.step_time)});
@@ -186,6 +187,10 @@ int simulate(const SimulateWords& words) {
         return kNo;
     }
     step.profile = read_profile(words.profile, step.cluster);
+    if (step.schedule.precision == Precision::fp32 &&
+        !step.profile->roofline.peak.contains(Precision::fp32))
+        throw InputError("--precision", "", "fp32",
+                         "a precision whose rate the profile " + step.profile->name + " knows");
     step.keep_timeline = !words.timeline.empty() || !words.output.html.empty();
     const auto fidelity = from_name<Fidelity>(words.fidelity);
     const StepRunner runner = fidelity == Fidelity::flow ? simulate_step : estimate_step;
@@ -198,10 +203,20 @@ int simulate(const SimulateWords& words) {
     for (const Finding& finding : findings)
         if (finding.severity == Severity::warning)
             report.assumptions.push_back("warning: " + finding.rule + ": " + finding.detail);
+    const Bytes fullest = report.peak_memory.empty() ? Bytes{}
+                                                     : *std::max_element(report.peak_memory.begin(),
+                                                                         report.peak_memory.end());
+    if (fullest > step.cluster.gpu.memory)
+        report.assumptions.push_back("warning: memory: with this routing the fullest rank needs " +
+                                     to_text(fullest) + " of " + to_text(step.cluster.gpu.memory) +
+                                     ": it would run out of memory");
     if (!words.timeline.empty()) write_whole(words.timeline, chrome_trace(report));
     if (!words.output.quiet()) print_report(step, report);
     write_answer(words.output, to_json(report));
-    write_page(words.output.html, {report_of(to_json(report), step.model.name + " on " + step.cluster.name), report_of(Json::parse(chrome_trace(report)), "this step")}, "One training step");
+    write_page(words.output.html,
+               {report_of(to_json(report), step.model.name + " on " + step.cluster.name),
+                report_of(Json::parse(chrome_trace(report)), "this step")},
+               "One training step");
     return kDone;
 }
 

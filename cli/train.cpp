@@ -128,6 +128,17 @@ Json answer_of(const TrainResult& result) {
 
 int run_training(Words& words, Communicator& world) {
     TrainOptions& options = words.train;
+    const auto& optimizer = options.optimizer;
+    if (!(optimizer.learning_rate > 0 && optimizer.learning_rate < 100))
+        throw InputError("--lr", "", fmt::format("{}", optimizer.learning_rate),
+                         "a number between 0 and 100");
+    if (!(optimizer.clip >= 0))
+        throw InputError("--clip", "", fmt::format("{}", optimizer.clip), "0 or more");
+    if (!(optimizer.weight_decay >= 0))
+        throw InputError("--weight-decay", "", fmt::format("{}", optimizer.weight_decay),
+                         "0 or more");
+    if (optimizer.warmup_steps < 0)
+        throw InputError("--warmup", "", fmt::format("{}", optimizer.warmup_steps), "0 or more");
     options.model = load_model(words.model.model);
     read_layout_of_run(words, options.model, world.size(), options);
     const DeviceName device = device_from("--device", words.device);

@@ -294,8 +294,9 @@ FlopsPerSecond peak_of(const StepCase& step) {
                 return found->second;
         return {};
     };
-    const FlopsPerSecond cluster = find(step.cluster.gpu.peak);
-    return cluster.value > 0 ? cluster : find(step.profile->roofline.peak);
+    // The faster of what the cluster states and what the kernels ran at: fp32 products run in TF32
+    // on tensor cores, and a share of the plain fp32 rate would exceed 1.
+    return std::max(find(step.cluster.gpu.peak), find(step.profile->roofline.peak));
 }
 
 std::vector<TimelineBar> bars(const StepGraph& graph, const Timeline& line) {

@@ -30,6 +30,9 @@ std::vector<Finding> step_findings(const StepCase& step) {
         finding.nearest = std::move(nearest);
         findings.push_back(std::move(finding));
     };
+    if (!step.cluster.gpu.peak.empty() && !step.cluster.gpu.peak.contains(step.schedule.precision))
+        add("precision", step.cluster.gpu.name + " does not compute in " +
+                             std::string(name_of(step.schedule.precision)));
     if (!can_order(step.schedule.pipeline))
         add("schedule",
             "schedule " + std::string(name_of(step.schedule.pipeline)) + " is not simulated yet",
