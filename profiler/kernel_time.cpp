@@ -32,9 +32,10 @@ const EfficiencyTable& table_of(const Profile& profile, int kernel, Precision pr
     return own;
 }
 
-double sustained(const Profile& profile, Precision precision) {
-    const auto found = profile.sustained.find(precision);
-    return found == profile.sustained.end() ? 1 : found->second;
+/// Of an attention backward that no curve was measured for.
+double backward_efficiency(const Profile& profile) {
+    return profile.roofline.attention_backward *
+           (profile.host_overlap > 0 ? profile.calibration[Constant::attention_backward] : 1);
 }
 
 /// Whether the compute floor or the memory floor binds decides which stated efficiency applies.
@@ -210,14 +211,14 @@ PricedTime attention_time(const Profile& profile, const KernelName& kernel, Prec
                                std::log(static_cast<double>(shape.batch * shape.num_heads))});
         const Efficiency efficiency = efficiency_along(near, std::log(s));
         const bool borrowed = own.lines.empty() && kernel.backward;
-        const double backward = borrowed ? roofline.attention_backward : 1;
+        const double backward = borrowed ? backward_efficiency(profile) : 1;
         return {std::max(compute, memory) /
                     (efficiency.value * backward * sustained(profile, precision)),
                 borrowed ? std::max(efficiency.basis, Basis::published) : efficiency.basis};
     }
     double efficiency = roofline.attention_efficiency * s / (s + roofline.attention_half_sequence) *
                         sustained(profile, precision);
-    if (kernel.backward) efficiency *= roofline.attention_backward;
+    if (kernel.backward) efficiency *= backward_efficiency(profile);
     return {stated_time(roofline, compute, memory, efficiency), Basis::roofline};
 }
 
@@ -226,6 +227,8 @@ PricedTime streamed_time(const Profile& profile, const KernelName& kernel, Preci
     if (!(shape.moved.value > 0)) return {};
     const Roofline& roofline = profile.roofline;
     const Seconds floor = shape.moved / roofline.memory_bandwidth;
+    const double training =
+        profile.host_overlap > 0 ? profile.calibration[Constant::memory_training] : 1;
     static const int generic = kernel_named("streamed").index;
     const EfficiencyTable& own = table_of(profile, kernel.index, precision);
     const EfficiencyTable& table = own.lines.empty() ? table_of(profile, generic, precision) : own;
@@ -236,9 +239,10 @@ PricedTime streamed_time(const Profile& profile, const KernelName& kernel, Preci
                                         : 0.5 * (table.low[0] + table.high[0]);
         const Efficiency efficiency =
             efficiency_along(near_lines(table, {log_width, 0}), std::log(shape.moved.value));
-        return {floor / efficiency.value, efficiency.basis};
+        return {floor / (efficiency.value * training), efficiency.basis};
     }
-    return {floor / roofline.memory_efficiency + roofline.kernel_overhead, Basis::roofline};
+    return {floor / (roofline.memory_efficiency * training) + roofline.kernel_overhead,
+            Basis::roofline};
 }
 
 }  // namespace

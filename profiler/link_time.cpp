@@ -61,6 +61,8 @@ double link_efficiency(const Profile& profile, std::string_view collective, Byte
 
 HostCosts host_costs(const Profile& profile, const SoftwareState& software) {
     HostCosts costs = profile.host;
+    if (profile.host_overlap > 0)
+        costs.per_launch += Seconds{profile.calibration[Constant::framework_launch]};
     // A captured graph is launched once for many kernels: what remains a kernel is the device's own
     // front end, about a tenth.
     if (software.graph_scope == "full" || software.graph_scope == "full_iteration")

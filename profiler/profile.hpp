@@ -18,6 +18,7 @@
 #include "core/number_format.hpp"
 #include "core/units.hpp"
 #include "model/step_schedule.hpp"
+#include "profiler/calibration.hpp"
 
 namespace moeplan {
 
@@ -117,10 +118,8 @@ struct Profile {
     HostCosts host;
     std::vector<KernelCurve> kernels;
     std::vector<LinkCurve> links;
-    /// Share of the benchmarked rate that compute-bound kernels hold in long training runs (power
-    /// limit, clocks, shared caches); 1 where nothing is stated. A calibration, not a measurement
-    /// of this profile.
-    std::map<Precision, double> sustained;
+    /// Of a GPU; a CPU's curves were measured as it runs, and only what concerns links applies.
+    Calibration calibration;
     double host_overlap = 0;  ///< 0: a CPU device, host work is in the kernel times; 1: launches
                               ///< run ahead of the device
     std::string digest;       ///< of the file it came from; part of every answer
@@ -141,6 +140,9 @@ const std::vector<std::string_view>& kernel_names();
 /// gathers), or on its bytes alone.
 bool kernel_depends_on_width(std::string_view kernel);
 
+/// Share of the benchmarked rate that matrix products hold in training: the calibration's constant
+/// of this GPU's generation, and of narrow precisions; 1 for a CPU.
+double sustained(const Profile&, Precision);
 HostCosts host_costs(const Profile&, const SoftwareState&);
 /// Achieved share of the link's rate for a collective of this message size (per rank) on that many
 /// ranks; 1 if nothing is known.
@@ -165,7 +167,8 @@ PricedTime kernel_time(const Profile&, std::string_view kernel, Precision, const
 
 Profile profile_from_json(const JsonReader&);  ///< @throws InputError
 Json to_json(const Profile&);
-/// A shipped name (a GPU id of specs/profiles) or a file.
+/// A shipped name (a GPU id of specs/profiles) or a file. A GPU's profile without a calibration of
+/// its own gets the shipped one.
 Profile load_profile(const std::string& name_or_file);
 std::vector<std::string> shipped_profiles();
 

@@ -96,7 +96,7 @@ Profile profile_from_json(const JsonReader& reader) {
     if (!reader.is_object())
         reader.fail("a profile: an object with name, roofline, kernels and links");
     reader.refuse_unknown({"name", "device", "driver", "source", "clocks_mhz", "conditions",
-                           "roofline", "host", "sustained", "host_overlap", "kernels", "links",
+                           "roofline", "host", "calibration", "host_overlap", "kernels", "links",
                            "held_out"});
     Profile profile;
     profile.name = reader.at("name").text();
@@ -113,12 +113,8 @@ Profile profile_from_json(const JsonReader& reader) {
         profile.host.per_launch = host->at("per_launch").seconds();
         profile.host.per_sync = host->at("per_sync").seconds();
     }
-    if (const auto sustained = reader.find("sustained"))
-        for (const auto& [name, value] : sustained->members()) {
-            const auto precision = from_name<Precision>(name);
-            if (!precision) value.fail("a precision as key: " + choices<Precision>());
-            profile.sustained[*precision] = value.number(0.01, 2);
-        }
+    if (const auto calibration = reader.find("calibration"))
+        profile.calibration = calibration_from_json(*calibration);
     if (const auto overlap = reader.find("host_overlap"))
         profile.host_overlap = overlap->number(0, 1);
     if (const auto kernels = reader.find("kernels"))
@@ -174,9 +170,7 @@ Json to_json(const Profile& profile) {
     json["host"] = {{"per_launch", to_exact_text(profile.host.per_launch)},
                     {"per_sync", to_exact_text(profile.host.per_sync)}};
     json["host_overlap"] = profile.host_overlap;
-    json["sustained"] = Json::object();
-    for (const auto& [precision, share] : profile.sustained)
-        json["sustained"][std::string(name_of(precision))] = share;
+    if (profile.calibration != Calibration{}) json["calibration"] = to_json(profile.calibration);
     json["kernels"] = Json::array();
     for (const KernelCurve& curve : profile.kernels) {
         Json item;
@@ -203,8 +197,15 @@ Json to_json(const Profile& profile) {
 }
 
 Profile load_profile(const std::string& name_or_file) {
-    return profile_from_json(
-        JsonReader::from_file(shipped_or_file("--profile", "specs/profiles", name_or_file)));
+    const JsonReader reader =
+        JsonReader::from_file(shipped_or_file("--profile", "specs/profiles", name_or_file));
+    Profile profile = profile_from_json(reader);
+    if (profile.host_overlap > 0 && !reader.has("calibration")) {
+        profile.calibration = shipped_calibration();
+        profile.digest =
+            Digest{}.add(profile.digest).add(to_json(profile.calibration).dump()).hex();
+    }
+    return profile;
 }
 
 std::vector<std::string> shipped_profiles() { return shipped_names("specs/profiles"); }

@@ -16,13 +16,13 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 # loop, depth at which half of it is reached, launch overhead. Attention: efficiency and sequence at which half is reached.
 GENERATIONS = {
     "volta": {"tiles": [[128, 256], [128, 128], [64, 128], [64, 64]], "gemm": (0.90, 239, 5), "attention": (0.35, 450),
-              "sustained": 0.86, "memory": 0.81},
+              "memory": 0.81},
     "ampere": {"tiles": [[128, 256], [128, 128], [64, 128], [64, 64]], "gemm": (0.93, 239, 4), "attention": (0.60, 450),
-               "sustained": 0.86, "memory": 0.81},
+               "memory": 0.81},
     "hopper": {"tiles": [[128, 256], [128, 128], [64, 128]], "gemm": (0.85, 202, 2), "attention": (0.78, 900),
-               "sustained": 0.78, "sustained_fp8": 0.69, "memory": 0.81},
+               "memory": 0.81},
     "blackwell": {"tiles": [[256, 256], [128, 256], [128, 128], [64, 128]], "gemm": (0.77, 247, 2), "attention": (0.73, 1700),
-                  "sustained": 0.63, "sustained_fp8": 0.56, "memory": 0.81},
+                  "memory": 0.81},
 }
 # Half of the bf16 tensor rate where the datasheet gives TF32; V100 has no TF32: its fp32 rate.
 FP32_TFLOPS = {"v100-sxm2-16": 15.7, "v100-sxm2-32": 15.7, "v100-sxm3-32": 16.4}
@@ -95,10 +95,6 @@ def profile(gpu, data, kernels):
             peak[precision] = f"{number(data['peak_tflops'][precision])} TFlop/s"
     efficiency, half_depth, overhead = family["gemm"]
     attention, half_sequence = family["attention"]
-    sustained = {"fp16": family["sustained"], "bf16": family["sustained"]}
-    for precision in ("fp8", "mxfp8", "nvfp4"):
-        if precision in peak:
-            sustained[precision] = family["sustained_fp8"]
     return {
         "$schema": "moeplan/profile.schema.json",
         "version": 1,
@@ -118,14 +114,13 @@ def profile(gpu, data, kernels):
             "gemm_half_depth": half_depth,
             "attention_efficiency": attention,
             "attention_half_sequence": half_sequence,
-            "attention_backward": 0.67,
+            "attention_backward": 1,
             "memory_efficiency": family["memory"],
             "kernel_overhead": f"{overhead} us",
         },
         # Host time a kernel launch in eager training, and of reading a token count back: fitted on published training steps.
-        "host": {"per_launch": "19.6 us", "per_sync": "30 us"},
+        "host": {"per_launch": "5 us", "per_sync": "30 us"},
         "host_overlap": 1,
-        "sustained": sustained,
         "kernels": kernel_curves(gpu, kernels),
         "links": [],
     }

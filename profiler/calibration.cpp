@@ -1,0 +1,100 @@
+#include "profiler/calibration.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include "core/data_files.hpp"
+#include "profiler/profile.hpp"
+
+namespace moeplan {
+namespace {
+
+constexpr std::array<ConstantFacts, kNumConstants> kFacts = {{
+    {Constant::sustained_ampere, "sustained_ampere",
+     "share of the benchmarked rate that matrix products and attention hold in long runs (clocks, "
+     "power limit, shared caches): Volta and Ampere",
+     "", 1, 0.4, 1.2},
+    {Constant::sustained_hopper, "sustained_hopper", "the same: Hopper", "", 1, 0.4, 1.2},
+    {Constant::sustained_blackwell, "sustained_blackwell", "the same: Blackwell", "", 1, 0.3, 1.2},
+    {Constant::narrow_training, "narrow_training",
+     "rate of fp8 and fp4 products in training over the benchmarked one, beyond what bf16 loses "
+     "(scales, transposes)",
+     "", 1, 0.4, 1.2},
+    {Constant::attention_backward, "attention_backward",
+     "efficiency of attention's backward over its forward's, where no curve of it is known", "", 1,
+     0.3, 1.2},
+    {Constant::memory_training, "memory_training",
+     "share of the benchmarked memory rate that memory-bound kernels reach in training", "", 1, 0.4,
+     1.2},
+    {Constant::framework_launch, "framework_launch_s",
+     "host time that a training framework spends a kernel, beyond the bare launch", "s", 0, 0,
+     60e-6},
+    {Constant::step_overhead, "step_overhead_s",
+     "host time a step outside of its layers (data, logging, gradient norm, scaler)", "s", 0, 0, 1},
+    {Constant::expert_exchange, "expert_exchange",
+     "share of the scale-out rate that an all-to-all among experts reaches", "", 1, 0.1, 1.2},
+    {Constant::collective_training, "collective_training",
+     "share of a collective's benchmarked rate that it reaches beside training", "", 1, 0.3, 1.2},
+    {Constant::sharding_loss, "sharding_loss",
+     "step time that sharded parameters (ZeRO-3) lose each time the GPUs double beyond 8, to "
+     "waiting for the slowest",
+     "", 0, 0, 0.1},
+}};
+
+}  // namespace
+
+template <>
+const EnumNames<Constant>& enum_names<Constant>() {
+    static const EnumNames<Constant> names = [] {
+        EnumNames<Constant> out;
+        for (const ConstantFacts& facts : kFacts) out.emplace_back(facts.constant, facts.name);
+        return out;
+    }();
+    return names;
+}
+
+std::span<const ConstantFacts> constant_facts() { return kFacts; }
+
+Calibration::Calibration() {
+    for (std::size_t i = 0; i < kFacts.size(); ++i) values[i] = kFacts[i].neutral;
+}
+
+Calibration calibration_from_json(const JsonReader& reader) {
+    reader.refuse_unknown({"source", "constants"});
+    Calibration calibration;
+    calibration.source = reader.text_or("source", "");
+    for (const auto& [name, value] : reader.at("constants").members()) {
+        const auto constant = from_name<Constant>(name);
+        if (!constant) value.fail("a constant as key: " + choices<Constant>());
+        const ConstantFacts& facts = kFacts[static_cast<std::size_t>(*constant)];
+        calibration[*constant] = value.number(facts.least, facts.most);
+    }
+    return calibration;
+}
+
+Json to_json(const Calibration& calibration) {
+    Json json;
+    json["source"] = calibration.source;
+    for (const ConstantFacts& facts : kFacts)
+        json["constants"][std::string(facts.name)] = calibration[facts.constant];
+    return json;
+}
+
+Calibration shipped_calibration() {
+    return calibration_from_json(JsonReader::from_file(shipped_file("specs", "calibration")));
+}
+
+double sustained(const Profile& profile, Precision precision) {
+    if (profile.host_overlap <= 0) return 1;  // a CPU: measured as it runs
+    // The tensor cores of a generation are told by what they multiply: fp4 came with Blackwell, fp8
+    // with Hopper.
+    const auto& peak = profile.roofline.peak;
+    const double wide =
+        profile.calibration[peak.contains(Precision::nvfp4) ? Constant::sustained_blackwell
+                            : peak.contains(Precision::fp8) ? Constant::sustained_hopper
+                                                            : Constant::sustained_ampere];
+    const bool narrow = precision == Precision::fp8 || precision == Precision::mxfp8 ||
+                        precision == Precision::nvfp4;
+    return wide * (narrow ? profile.calibration[Constant::narrow_training] : 1);
+}
+
+}  // namespace moeplan

@@ -1,0 +1,95 @@
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "core/data_files.hpp"
+#include "core/errors.hpp"
+#include "profiler/profile.hpp"
+
+namespace moeplan {
+namespace {
+
+TEST(Calibration, ComesBackAsItWasWrittenAndNeutralWhereNothingIsSaid) {
+    Calibration calibration;
+    calibration[Constant::framework_launch] = 1.5e-5;
+    calibration.source = "a test";
+    EXPECT_EQ(calibration_from_json(JsonReader::from_value(to_json(calibration), "it")),
+              calibration);
+    EXPECT_EQ(calibration_from_json(JsonReader::from_text(R"({"constants": {}})", "it")),
+              Calibration{});
+}
+
+TEST(Calibration, TableIsInTheOrderOfTheConstantsAndNeutralIsAllowed) {
+    ASSERT_EQ(constant_facts().size(), static_cast<std::size_t>(kNumConstants));
+    EXPECT_LE(kNumConstants, 12);
+    for (std::size_t i = 0; i < constant_facts().size(); ++i) {
+        const ConstantFacts& facts = constant_facts()[i];
+        EXPECT_EQ(static_cast<std::size_t>(facts.constant), i);
+        EXPECT_LE(facts.least, facts.neutral) << facts.name;
+        EXPECT_GE(facts.most, facts.neutral) << facts.name;
+        EXPECT_FALSE(facts.meaning.empty());
+    }
+}
+
+TEST(Calibration, SchemaStatesTheSameConstantsAndRanges) {
+    const JsonReader schema =
+        JsonReader::from_file(data_folder() / "schemas" / "calibration.schema.json");
+    const auto properties = schema.at("properties").at("constants").at("properties");
+    ASSERT_EQ(properties.members().size(), constant_facts().size());
+    for (const ConstantFacts& facts : constant_facts()) {
+        EXPECT_EQ(properties.at(facts.name).at("minimum").number(), facts.least) << facts.name;
+        EXPECT_EQ(properties.at(facts.name).at("maximum").number(), facts.most) << facts.name;
+    }
+}
+
+TEST(HostileCalibration, IsRefusedWithItsPlace) {
+    const auto refuses = [](const std::string& text, const std::string& part) {
+        try {
+            calibration_from_json(JsonReader::from_text(text, "mine.json"));
+            ADD_FAILURE() << text;
+        } catch (const InputError& error) {
+            EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+        }
+    };
+    refuses(R"({})", "constants");
+    refuses(R"({"constants": {"sustained_pascal": 1}})", "/constants/sustained_pascal");
+    refuses(R"({"constants": {"sustained_hopper": 78}})", "/constants/sustained_hopper");
+    refuses(R"({"constants": {"framework_launch_s": "15 us"}})", "/constants/framework_launch_s");
+    refuses(R"({"constants": {}, "sorce": ""})", "sorce");
+}
+
+TEST(Calibration, ConcernsGpusAndNotWhatACpuMeasuredAsItRuns) {
+    Profile profile = load_profile("h100-sxm");
+    profile.calibration = {};
+    Profile cpu = profile;
+    cpu.host_overlap = 0;
+    for (Profile* p : {&profile, &cpu}) {
+        Profile changed = *p;
+        for (const ConstantFacts& facts : constant_facts())
+            changed.calibration[facts.constant] = 0.5 * (facts.least + facts.most);
+        for (const char* kernel : {"gemm", "gemm_weight_gradient"}) {
+            const double before =
+                kernel_time(*p, kernel, Precision::bf16, Gemm{4096, 4096, 4096}).time.value;
+            const double after =
+                kernel_time(changed, kernel, Precision::bf16, Gemm{4096, 4096, 4096}).time.value;
+            // time = floor / (efficiency · sustained), sustained = 0.8
+            EXPECT_NEAR(after, p == &cpu ? before : before / 0.8, 1e-12 * after) << kernel;
+        }
+        const AttentionShape shape{1, 4096, 32, 8, 128, {}};
+        EXPECT_EQ(kernel_time(changed, "attention_backward", Precision::bf16, shape).time ==
+                      kernel_time(*p, "attention_backward", Precision::bf16, shape).time,
+                  p == &cpu);
+        EXPECT_EQ(host_costs(changed, {}).per_launch == host_costs(*p, {}).per_launch, p == &cpu);
+    }
+}
+
+TEST(Calibration, OfAShippedProfileIsPartOfItsDigest) {
+    const Profile shipped = load_profile("h100-sxm");
+    EXPECT_EQ(shipped.calibration, shipped_calibration());
+    EXPECT_NE(shipped.digest,
+              profile_from_json(JsonReader::from_file(shipped_file("specs/profiles", "h100-sxm")))
+                  .digest);
+}
+
+}  // namespace
+}  // namespace moeplan
