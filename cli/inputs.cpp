@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
+#include <filesystem>
 
 #include "cli/report/pages.hpp"
 #include "core/errors.hpp"
@@ -164,6 +165,9 @@ SyntheticRouting synthetic_routing(const std::string& word) {
             throw InputError("--routing", "", "\"" + word + "\"",
                              "a number of 0 or more after the colon, as zipf:1.2");
     }
+    if (out.kind == "hot" && colon != std::string::npos && number < 1)
+        throw InputError("--routing", "", "\"" + word + "\"",
+                         "a factor of 1 or more over the mean, as hot:3");
     if (out.kind == "zipf" || out.kind == "hot")
         out.exponent = colon == std::string::npos ? (out.kind == "zipf" ? 1.0 : 3.0) : number;
     if (out.kind == "document_pools") out.document_concentration = number;
@@ -178,14 +182,38 @@ std::variant<SyntheticRouting, std::shared_ptr<const TraceReader>> read_routing(
     return input.routing.empty() ? SyntheticRouting{} : synthetic_routing(input.routing);
 }
 
+namespace {
+
+/// Before the work and not after it: an answer of hours must not be lost to a wrong folder.
+std::string writable(const std::string& file) {
+    if (file == "-") return {};
+    std::error_code error;
+    if (std::filesystem::exists(file, error) && !std::filesystem::is_regular_file(file, error) &&
+        !std::filesystem::is_directory(file, error))
+        return {};  // a device or a pipe is written into
+    try {
+        const PendingFile pending(file);
+        return {};
+    } catch (const InputError& wrong) {
+        return wrong.what();
+    }
+}
+
+}  // namespace
+
 void add_output_flags(CLI::App& app, OutputWords& words, bool html) {
     app.add_option("--json", words.json, "Write the whole answer (- = standard output)")
-        ->type_name("FILE");
+        ->type_name("FILE")
+        ->check(writable);
     if (html)
-        app.add_option("--html", words.html, "Write one self-contained page")->type_name("FILE");
+        app.add_option("--html", words.html, "Write one self-contained page")
+            ->type_name("FILE")
+            ->check(writable);
 }
 
 void write_answer(const OutputWords& words, const Json& answer) {
+    if (words.json == "-" && words.html == "-")
+        throw InputError("--json and --html", "", "-", "standard output for one of them");
     if (!words.json.empty()) write_whole(words.json, to_file_text(answer));
     write_page(words.html, answer, "");
 }
@@ -193,7 +221,11 @@ void write_answer(const OutputWords& words, const Json& answer) {
 void add_seed_flag(CLI::App& app, std::uint64_t& seed) {
     app.add_option("--seed", seed,
                    "Of everything drawn at random; same seed, same bytes (default 0)")
-        ->type_name("N");
+        ->type_name("N")
+        ->check([](const std::string& word) {  // the parser would wrap −1 to 2^64 − 1
+            return word.starts_with('-') ? "a seed is a whole number of 0 or more, not " + word
+                                         : std::string();
+        });
 }
 
 }  // namespace moeplan::cli

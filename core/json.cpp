@@ -3,6 +3,7 @@
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 #include <stdexcept>
 #include <utility>
@@ -58,8 +59,25 @@ Json parse(std::string_view text, const std::string& name) {
         } else if (c == ']' || c == '}')
             --depth;
     }
+    // A key that stands twice in an object would silently win over its first value.
+    std::vector<std::set<std::string>> keys;
+    std::string twice;
+    const auto watch = [&](int, Json::parse_event_t event, Json& item) {
+        if (event == Json::parse_event_t::object_start) {
+            keys.emplace_back();
+        } else if (event == Json::parse_event_t::object_end) {
+            keys.pop_back();
+        } else if (event == Json::parse_event_t::key && twice.empty()) {
+            const auto& key = item.get_ref<const std::string&>();
+            if (!keys.back().insert(key).second) twice = key;
+        }
+        return true;
+    };
     try {
-        return Json::parse(text);
+        Json value = Json::parse(text, watch);
+        if (!twice.empty())
+            throw InputError(name, "", "\"" + twice + "\" twice in one object", "each key once");
+        return value;
     } catch (const nlohmann::json::exception& error) {
         std::string what = error.what();
         if (const auto at = what.find("parse error"); at != std::string::npos)
@@ -238,6 +256,9 @@ void JsonReader::refuse_unknown(std::initializer_list<std::string_view> known) c
     std::vector<std::string> names(known.begin(), known.end());
     // A document may stand inside another: a plan holds its cluster.
     const bool whole_file = pointer_.empty() || value_->contains("$schema");
+    if (const auto version = find("version"); whole_file && version && version->is_number() &&
+                                              version->value() != 1)
+        version->fail("1, the only version of this format so far");
     for (const auto& [key, value] : value_->items()) {
         if (std::find(names.begin(), names.end(), key) != names.end()) continue;
         if (whole_file &&

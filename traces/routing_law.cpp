@@ -297,12 +297,20 @@ TraceStep synthetic_step(const RoutingLaw& law, const SynthesisShape& s, Seed se
 }
 
 void add_multinomial(std::uint64_t n, const ExpertShares& shares, DrawStream& draws,
-                     std::uint32_t* counts) {
+                     std::uint32_t* counts, std::uint64_t most) {
+    // What rounding leaves over goes to the last expert that can be chosen at all.
+    std::size_t end = shares.size();
+    while (end > 1 && !(shares[end - 1] > 0)) --end;
     double left = 1;
-    for (std::size_t e = 0; e < shares.size() && n > 0; ++e) {
-        const bool last = e + 1 == shares.size();
-        const std::uint64_t c =
+    for (std::size_t e = 0; e < end && n > 0; ++e) {
+        const bool last = e + 1 == end;
+        std::uint64_t c =
             last ? n : binomial(n, left > 0 ? std::min(1.0, shares[e] / left) : 1.0, draws);
+        if (n > most) {  // the experts after this one must be able to take the rest
+            const std::uint64_t others = end - 1 - e;
+            const std::uint64_t room = others > n / most ? n : others * most;
+            c = std::min(std::max(c, n - std::min(n, room)), most);
+        }
         counts[e] += static_cast<std::uint32_t>(c);
         n -= c;
         left -= shares[e];
@@ -343,7 +351,9 @@ RoutingLoads synthetic_loads(const RoutingLaw& law, const SynthesisShape& s, See
                     derive(derive(seed, "loads", static_cast<std::uint64_t>(moe_layer)), "document",
                            piece.document));
                 add_multinomial(static_cast<std::uint64_t>(piece.tokens) * per_token,
-                                alike ? same : shares_of(law, at, piece.document), draws, counts);
+                                alike ? same : shares_of(law, at, piece.document), draws, counts,
+                                static_cast<std::uint64_t>(piece.tokens) *
+                                    static_cast<std::uint64_t>(s.num_moe_heads));
             }
     }
     if (law.kind == "token_drop") {

@@ -3,6 +3,7 @@
 /// traces/synthesize_<name>.cpp.
 
 #include <cstdint>
+#include <limits>
 #include <functional>
 #include <map>
 #include <optional>
@@ -77,7 +78,9 @@ RoutingLoads synthetic_loads(const RoutingLaw&, const SynthesisShape&, Seed, int
 /// A step of a counts-only trace: `synthetic_loads` of every layer and micro-batch.
 TraceStep synthetic_counts(const RoutingLaw&, const SynthesisShape&, Seed, int step);
 
-/// Counts of n draws with these shares: binomials one after another, exact.
-void add_multinomial(std::uint64_t n, const ExpertShares&, DrawStream&, std::uint32_t* counts);
+/// Counts of n draws with these shares: binomials one after another, exact; but no expert more than
+/// `most`, because a token chooses each expert once.
+void add_multinomial(std::uint64_t n, const ExpertShares&, DrawStream&, std::uint32_t* counts,
+                     std::uint64_t most = std::numeric_limits<std::uint64_t>::max());
 
 }  // namespace moeplan

@@ -81,6 +81,21 @@ TEST(JsonReader, UnknownKeyIsRefusedWithTheNearestKnownOne) {
                 testing::HasSubstr("\"num_experts\" perhaps"));
 }
 
+TEST(JsonReader, AKeyThatStandsTwiceInAnObjectIsRefusedByName) {
+    EXPECT_THROW(JsonReader::from_text(R"({"a": 1, "b": {"a": 2}, "a": 3})", "f.json"), InputError);
+    EXPECT_THROW(JsonReader::from_text(R"([{"x": {"tp": 1, "tp": 2}}])", "f.json"), InputError);
+    EXPECT_NO_THROW(JsonReader::from_text(R"([{"a": 1}, {"a": 2, "b": {"a": 3}}])", "f.json"));
+}
+
+TEST(JsonReader, AVersionOfTomorrowIsRefused) {
+    const auto read = [](const char* text) {
+        JsonReader::from_text(text, "f.json").refuse_unknown({"a"});
+    };
+    EXPECT_NO_THROW(read(R"({"version": 1, "a": 1})"));
+    EXPECT_NO_THROW(read(R"({"a": 1})"));
+    EXPECT_THROW(read(R"({"version": 2, "a": 1})"), InputError);
+}
+
 TEST(JsonReader, HostileTextsGiveAMessageAndNeverCrash) {
     for (const std::string& text :
          {std::string(1000000, '['), std::string("{\"a\":"), std::string("\xff\xfe"), std::string(),

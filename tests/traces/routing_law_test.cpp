@@ -167,6 +167,26 @@ TEST(Multinomial, CountsHaveTheMeanAndVarianceOfTheBinomial) {
     }
 }
 
+TEST(Multinomial, NoExpertGetsMoreThanATokenCanGiveAndNothingIsLost) {
+    // 100 tokens, top-2: 200 draws, at most 100 an expert; an expert of share 0 gets nothing while
+    // the others have room, and three experts of cap 70 must share 200 as 70 + 70 + 60 at worst.
+    for (int i = 0; i < 200; ++i) {
+        DrawStream draws(derive({2}, "test", static_cast<std::uint64_t>(i)));
+        std::uint32_t counts[4] = {};
+        add_multinomial(200, {0.5, 0.3, 0.2, 0.0}, draws, counts, 100);
+        EXPECT_LE(counts[0], 100u);
+        EXPECT_EQ(counts[3], 0u);
+        EXPECT_EQ(counts[0] + counts[1] + counts[2], 200u);
+        std::uint32_t tight[3] = {};
+        add_multinomial(200, {0.9, 0.05, 0.05}, draws, tight, 70);
+        for (const std::uint32_t c : tight) {
+            EXPECT_LE(c, 70u);
+            EXPECT_GE(c, 60u);
+        }
+        EXPECT_EQ(tight[0] + tight[1] + tight[2], 200u);
+    }
+}
+
 class Fit : public TraceFolder {
   protected:
     TraceFit fit_of(const RoutingLaw& law, const SynthesisShape& shape,
