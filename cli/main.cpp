@@ -29,6 +29,7 @@ constexpr AddCommand kCommands[] = {
     add_simulate,
     add_plan,
     add_validate,
+    add_accuracy,
     add_export,
     add_doctor,
     add_report,

@@ -1,0 +1,179 @@
+#include "planner/accuracy/evaluate.hpp"
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+
+#include "core/errors.hpp"
+#include "core/text.hpp"
+#include "model/op_counts.hpp"
+#include "planner/parallel_for.hpp"
+
+namespace moeplan {
+namespace {
+
+std::string lower(std::string text) {
+    std::transform(text.begin(), text.end(), text.begin(),
+                   [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    return text;
+}
+
+AccuracyRow row_of(const TrainingRecord& record, const RecordCase& run) {
+    AccuracyRow row;
+    row.id = record.id;
+    row.source = record.source.title;
+    row.gpu = record.gpu;
+    row.precision = std::string(name_of(record.precision));
+    row.architecture = first_moe(record.model) ? "moe" : "dense";
+    row.framework = record.software.state.framework;
+    row.release = record.software.state.release;
+    row.sweep = record.sweep;
+    row.assumed = run.assumed;
+    row.warnings = run.warnings;
+    row.notes = record.notes;
+    return row;
+}
+
+/// Rows of one record, or why there are none.
+struct Outcome {
+    std::vector<AccuracyRow> rows;
+    std::optional<SkippedRecord> skipped;
+};
+
+Outcome predict(const TrainingRecord& record, const ProfileSource& profiles) {
+    Outcome out;
+    auto built = case_of(record, profiles);
+    if (auto* skipped = std::get_if<SkippedRecord>(&built)) {
+        out.skipped = std::move(*skipped);
+        return out;
+    }
+    RecordCase& run = std::get<RecordCase>(built);
+    StepReport report;
+    try {
+        report = estimate_step(run.step);
+    } catch (const InputError& error) {
+        out.skipped = SkippedRecord{record.id, "training", record.source.title, error.what(),
+                                    "not_simulated"};
+        return out;
+    }
+    AccuracyRow base = row_of(record, run);
+    base.exposed = report.exposed;
+    base.busy = report.busy;
+    base.predicted = report.step_time.value;
+    if (record.step_time) {
+        AccuracyRow row = base;
+        row.metric = record.sweep.empty() ? Metric::step_time : Metric::step_time_of_sweep;
+        row.measured = record.step_time->value;
+        out.rows.push_back(std::move(row));
+    } else if (record.tflops_per_gpu) {
+        std::string convention;
+        if (const auto time = step_time_of_rate(record, convention)) {
+            AccuracyRow row = base;
+            row.metric = Metric::step_time_of_rate;
+            row.measured = time->value;
+            if (!convention.empty())
+                row.assumed.push_back({"tflops_convention", convention, "unstated"});
+            out.rows.push_back(std::move(row));
+        } else if (!record.peak_memory) {
+            out.skipped =
+                SkippedRecord{record.id, "training", record.source.title,
+                              "a rate of flops counted by a convention that is not known (\"" +
+                                  record.tflops_convention + "\")",
+                              "convention"};
+        }
+    }
+    if (record.peak_memory && !report.peak_memory.empty()) {
+        AccuracyRow row = base;
+        row.metric = record.peak_memory_kind == "reserved" ? Metric::peak_memory_reserved
+                                                           : Metric::peak_memory_allocated;
+        row.measured = record.peak_memory->value;
+        row.predicted =
+            std::max_element(report.peak_memory.begin(), report.peak_memory.end())->value;
+        out.rows.push_back(std::move(row));
+    }
+    return out;
+}
+
+}  // namespace
+
+template <>
+const EnumNames<Metric>& enum_names<Metric>() {
+    static const EnumNames<Metric> names = {
+        {Metric::step_time, "step_time"},
+        {Metric::step_time_of_sweep, "step_time_of_sweep"},
+        {Metric::step_time_of_rate, "step_time_of_rate"},
+        {Metric::peak_memory_allocated, "peak_memory_allocated"},
+        {Metric::peak_memory_reserved, "peak_memory_reserved"},
+        {Metric::gemm, "gemm"},
+        {Metric::moe_forward, "moe_forward"},
+        {Metric::attention, "attention"},
+        {Metric::collective, "collective"}};
+    return names;
+}
+
+ProfileSource shipped_profile_source() {
+    struct Cache {
+        std::mutex mutex;
+        std::map<std::string, std::shared_ptr<const Profile>> profiles;
+    };
+    auto cache = std::make_shared<Cache>();
+    return [cache](const std::string& gpu) {
+        const std::lock_guard lock(cache->mutex);
+        auto& found = cache->profiles[gpu];
+        if (!found) found = std::make_shared<const Profile>(load_profile(gpu));
+        return found;
+    };
+}
+
+std::optional<Seconds> step_time_of_rate(const TrainingRecord& record, std::string& convention) {
+    const TokenFlops flops = flops_per_token(record.model, record.seq);
+    const std::string stated = lower(record.tflops_convention);
+    const double rate = *record.tflops_per_gpu * 1e12 * record.gpus,
+                 tokens = 1.0 * record.seq * record.global_batch;
+    double each = 0;
+    if (stated == "causal attention") {
+        each = flops.training_causal_half.value;
+    } else if (stated == "full attention") {
+        each = flops.training.value;
+    } else if (stated == "full attention + recomputation") {
+        each = flops.training.value + flops.forward.value;
+    } else if (!stated.empty()) {
+        return std::nullopt;
+    } else if (record.software.state.framework == "megatron-core") {
+        // Megatron-Core halves the causal scores since 2025; its 0.x releases before 0.10 did not.
+        const std::string& release = record.software.state.release;
+        const bool early = release.starts_with("0.") && release < "0.10" && release.size() <= 3;
+        convention = early ? "full attention" : "causal attention";
+        each = (early ? flops.training : flops.training_causal_half).value;
+    } else {
+        return std::nullopt;
+    }
+    return Seconds{each * tokens / rate};
+}
+
+Evaluation evaluate_training(const std::vector<Record>& records, const EvaluationOptions& options) {
+    std::vector<Outcome> outcomes(records.size());
+    parallel_for(
+        records.size(), options.num_threads,
+        [&](std::size_t i) {
+            if (const auto* training = std::get_if<TrainingRecord>(&records[i]))
+                outcomes[i] = predict(*training, options.profiles);
+            else if (const auto* skipped = std::get_if<SkippedRecord>(&records[i]))
+                outcomes[i].skipped = *skipped;
+            else if (const auto* curve = std::get_if<CurveRecord>(&records[i]))
+                outcomes[i].skipped =
+                    SkippedRecord{curve->id, curve->group, curve->source,
+                                  "kernels and collectives are not predicted yet", "not_yet"};
+        },
+        [&](std::size_t done) {
+            if (options.progress) options.progress(done, records.size());
+        });
+    Evaluation out;
+    for (Outcome& outcome : outcomes) {
+        if (outcome.skipped) out.skipped.push_back(std::move(*outcome.skipped));
+        for (AccuracyRow& row : outcome.rows) out.rows.push_back(std::move(row));
+    }
+    return out;
+}
+
+}  // namespace moeplan

@@ -1,0 +1,67 @@
+#pragma once
+/// Published runs predicted, one row a figure that was measured.
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "planner/accuracy/record.hpp"
+#include "planner/accuracy/record_case.hpp"
+#include "simulator/step.hpp"
+
+namespace moeplan {
+
+/// What was measured. A table of runs and rates of flops stand apart from step times: the first is
+/// one source smoothed or extrapolated, the second rests on a convention of counting.
+enum class Metric : std::uint8_t {
+    step_time,
+    step_time_of_sweep,
+    step_time_of_rate,
+    peak_memory_allocated,
+    peak_memory_reserved,
+    gemm,
+    moe_forward,
+    attention,
+    collective
+};
+
+/// One measured figure and ours.
+struct AccuracyRow {
+    std::string id, source, gpu, precision, architecture, framework, release, sweep;
+    Metric metric = Metric::step_time;
+    double measured = 0, predicted = 0;  ///< seconds or bytes
+    std::optional<double> predicted_neutral, predicted_source_left_out;
+    std::optional<std::array<double, 2>> interval;  ///< 80 %, same unit
+    std::vector<Assumption> assumed;
+    std::vector<std::string> warnings;
+    TimeBreakdown exposed, busy;  ///< of a step time
+    std::string notes, cause;     ///< what dominates the prediction, and what its notes say
+    double error() const { return predicted / measured - 1; }
+};
+
+struct Evaluation {
+    std::vector<AccuracyRow> rows;  ///< in the order of the records
+    std::vector<SkippedRecord> skipped;
+};
+
+struct EvaluationOptions {
+    int num_threads = 0;  ///< 0: all cores; the answer does not depend on it
+    ProfileSource profiles;
+    std::function<void(std::size_t, std::size_t)> progress;  ///< done, of
+};
+
+/// Predicts every training record, step time and peak memory where they are published.
+Evaluation evaluate_training(const std::vector<Record>&, const EvaluationOptions&);
+
+/// Shipped profiles, each read once.
+ProfileSource shipped_profile_source();
+
+/// Seconds of a step behind a published rate of flops, by the convention it was counted in; empty
+/// where the convention is unknown.
+std::optional<Seconds> step_time_of_rate(const TrainingRecord&, std::string& convention);
+
+template <>
+const EnumNames<Metric>& enum_names<Metric>();
+
+}  // namespace moeplan

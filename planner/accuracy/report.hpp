@@ -1,0 +1,20 @@
+#pragma once
+/// The whole answer of `moeplan accuracy`, as JSON and as a table of rows.
+
+#include <string>
+
+#include "core/json.hpp"
+#include "planner/accuracy/evaluate.hpp"
+
+namespace moeplan {
+
+/// What the prediction rests on most and what the record's notes say: where to look first.
+std::string likely_cause(const AccuracyRow&);
+
+/// schemas/accuracy.schema.json
+Json to_json(const Evaluation&);
+
+/// One line a row: id, source, gpu … measured, predicted, ratio, parts of the step, assumptions.
+std::string rows_as_csv(const Evaluation&);
+
+}  // namespace moeplan
