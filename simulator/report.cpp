@@ -37,38 +37,65 @@ Before predecessors(const StepGraph& graph) {
 std::vector<double> lane_busy(const StepGraph& graph, const Timeline& line) {
     std::vector<double> busy(graph.num_lanes, 0);
     for (std::size_t i = 0; i < graph.ops.size(); ++i)
-        if (!graph.ops[i].exchange) busy[graph.ops[i].lane] += line.device[i];
+        if (!graph.ops[i].exchange)
+            busy[graph.ops[i].lane] += line.device[i] * line.times(i, graph.ops[i].lane);
     return busy;
 }
+
+/// How many seconds of the step an interval of the walk stands for: more where the walk shows one
+/// period for many.
+class Stretch {
+  public:
+    Stretch(const Timeline& line, int lane) : times_(line.repeats.times) {
+        if (times_ == 0) return;
+        to_ = line.end[line.repeats.ops[static_cast<std::size_t>(lane)].second - 1];
+        from_ = to_ - line.repeats.period;
+    }
+    double operator()(double begin, double end) const {
+        if (times_ == 0) return end - begin;
+        return end - begin + times_ * std::max(0.0, std::min(end, to_) - std::max(begin, from_));
+    }
+
+  private:
+    int times_ = 0;
+    double from_ = 0, to_ = 0;
+};
 
 /// Walks the critical path of one stage back from the end of the step. Work of other stages that it
 /// waited for is bubble. The parts telescope: each covers what lies between the end of what came
 /// before and its own end.
 TimeBreakdown exposed_parts(const StepGraph& graph, const Timeline& line, int lane) {
     TimeBreakdown parts;
+    const Stretch stretched(line, lane);
+    const auto add = [&](Part part, double begin, double end) {
+        part_of(parts, part) += Seconds{stretched(begin, end)};
+    };
     const Before before = predecessors(graph);
-    double now = line.step_time;
+    double now = line.step_time - line.repeats.times * line.repeats.period;
     // the last to end in this lane, or its whole idle tail
     std::size_t at = graph.ops.size();
     for (std::size_t i = 0; i < graph.ops.size(); ++i)
         if (graph.ops[i].lane == lane && (at == graph.ops.size() || line.end[i] > line.end[at]))
             at = i;
     if (at == graph.ops.size()) {
-        parts.bubble = Seconds{now};
+        add(Part::bubble, 0, now);
         return parts;
     }
-    parts.bubble += Seconds{now - line.end[at]};
+    add(Part::bubble, line.end[at], now);
     now = line.end[at];
     while (true) {
         const Op& op = graph.ops[at];
         const double begin = line.begin[at];
         if (op.exchange) {
-            part_of(parts, op.part) += Seconds{now - begin};
+            add(op.part, begin, now);
         } else {
             // what the device did not work it waited for the host
             const double device = std::min(line.device[at], now - begin);
-            part_of(parts, op.part) += Seconds{device};
-            parts.host += Seconds{now - begin - device};
+            const double share = now > begin ? device / (now - begin) : 1;
+            const double all = stretched(begin, now);
+            part_of(parts, op.part) += Seconds{line.repeats.times == 0 ? device : all * share};
+            parts.host +=
+                Seconds{line.repeats.times == 0 ? now - begin - device : all - all * share};
         }
         now = begin;
         // Of what it waited for: the latest of this lane, unless another stage's message came
@@ -82,11 +109,11 @@ TimeBreakdown exposed_parts(const StepGraph& graph, const Timeline& line, int la
         const double own_end = own == graph.ops.size() ? 0 : line.end[own];
         if (other != graph.ops.size() && line.end[other] > own_end) {
             const double sent = std::max(own_end, line.begin[other]);
-            part_of(parts, graph.ops[other].part) += Seconds{now - sent};
-            parts.bubble += Seconds{sent - own_end};
+            add(graph.ops[other].part, sent, now);
+            add(Part::bubble, own_end, sent);
             now = own_end;
         } else if (own_end < now) {
-            parts.bubble += Seconds{now - own_end};
+            add(Part::bubble, own_end, now);
             now = own_end;
         }
         if (own == graph.ops.size()) break;
@@ -114,8 +141,9 @@ TimeBreakdown busy_parts(const StepGraph& graph, const JobPrices& prices, const 
     for (std::size_t i = 0; i < graph.ops.size(); ++i) {
         const Op& op = graph.ops[i];
         if (op.lane != lane) continue;
-        part_of(parts, op.part) += Seconds{line.device[i]};
-        if (!op.exchange) parts.host += Seconds{prices.jobs[op.demand].host};
+        const double times = line.times(i, lane);
+        part_of(parts, op.part) += Seconds{line.device[i] * times};
+        if (!op.exchange) parts.host += Seconds{prices.jobs[op.demand].host * times};
     }
     parts.bubble = exposed.bubble;
     return parts;
@@ -123,18 +151,26 @@ TimeBreakdown busy_parts(const StepGraph& graph, const JobPrices& prices, const 
 
 std::vector<Seconds> rank_busy(const StepCase& step, const StepGraph& graph,
                                const JobPrices& prices, const Timeline& line) {
-    std::vector<double> lanes(static_cast<std::size_t>(graph.num_lanes) * graph.width, 0);
+    const auto width = static_cast<std::size_t>(graph.width);
+    std::vector<double> lanes(static_cast<std::size_t>(graph.num_lanes) * width, 0);
+    std::vector<double> alike(static_cast<std::size_t>(graph.num_lanes), 0);  // for every rank
     for (std::size_t i = 0; i < graph.ops.size(); ++i) {
         const Op& op = graph.ops[i];
         if (op.exchange) continue;
         const JobPrice& price = prices.jobs[op.demand];
-        for (int r = 0; r < graph.width; ++r) {
+        const double times = line.times(i, op.lane);
+        if (prices.slowdown.empty()) {
+            const double stolen = line.device[i] - price.device;
+            alike[op.lane] += (price.by_rank >= 0 ? stolen : line.device[i]) * times;
+            if (price.by_rank < 0) continue;
+        }
+        for (std::size_t r = 0; r < width; ++r) {
             const double slow = prices.slowdown.empty() ? 1 : prices.slowdown[op.lane][r];
             const double alone = price.by_rank >= 0 ? prices.ranks[price.by_rank][r] : price.device;
-            const double stolen = prices.slowdown.empty() ? line.device[i] - price.device : 0;
-            lanes[static_cast<std::size_t>(op.lane) * graph.width + r] += alone * slow + stolen;
+            lanes[op.lane * width + r] += alone * slow * times;
         }
     }
+    for (std::size_t i = 0; i < lanes.size(); ++i) lanes[i] += alike[i / width];
     const int stage_ranks = graph.width * graph.replicas;
     std::vector<Seconds> busy(static_cast<std::size_t>(world_size(step.layout)));
     for (std::size_t rank = 0; rank < busy.size(); ++rank)
@@ -164,37 +200,66 @@ std::vector<RankMemory> memory_over_time(const StepGraph& graph, const Timeline&
     std::vector<RankMemory> out;
     for (int lane = 0; lane < graph.num_lanes && lane < static_cast<int>(stages.size()); ++lane) {
         // one forward of a layer holds, its backward frees
-        std::vector<std::pair<double, int>> changes;
-        for (std::size_t i = 0; i < graph.ops.size(); ++i) {
+        struct Change {
+            double time;
+            int sign;
+            std::uint32_t op;
+        };
+        std::vector<Change> changes;
+        const auto& slots = graph.slots[static_cast<std::size_t>(lane)];
+        for (std::uint32_t i = slots.front(); i < slots.back(); ++i) {
             const Op& op = graph.ops[i];
-            if (op.lane != lane || op.exchange || op.part != Part::compute) continue;
-            if (op.phase == Phase::forward) changes.push_back({line.end[i], +1});
-            if (op.phase == Phase::backward) changes.push_back({line.end[i], -1});
+            if (op.exchange || op.part != Part::compute) continue;
+            if (op.phase == Phase::forward) changes.push_back({line.end[i], +1, i});
+            if (op.phase == Phase::backward) changes.push_back({line.end[i], -1, i});
         }
         std::stable_sort(changes.begin(), changes.end(),
-                         [](const auto& a, const auto& b) { return a.first < b.first; });
-        int forwards = 0, backwards = 0;
-        for (const auto& [time, change] : changes) (change > 0 ? forwards : backwards) += 1;
-        std::vector<std::pair<double, double>> held;
+                         [](const Change& a, const Change& b) { return a.time < b.time; });
+        double forwards = 0, backwards = 0;
+        // changes of the period that is repeated
+        std::size_t first = changes.size(), last = 0;
+        for (std::size_t i = 0; i < changes.size(); ++i) {
+            const double times = line.times(changes[i].op, lane);
+            (changes[i].sign > 0 ? forwards : backwards) += times;
+            if (times > 1) first = std::min(first, i), last = i + 1;
+        }
+        const std::size_t repeated = last > first ? last - first : 0,
+                          more = repeated * static_cast<std::size_t>(line.repeats.times);
+        std::vector<double> held;
         double level = 0, peak = 0;
-        for (const auto& [time, change] : changes) {
-            level += change > 0 ? 1.0 : -static_cast<double>(forwards) / std::max(1, backwards);
+        for (const Change& change : changes) {
+            level += change.sign > 0 ? 1.0 : -forwards / std::max(1.0, backwards);
             level = std::max(0.0, level);
             peak = std::max(peak, level);
-            held.push_back({time, level});
+            held.push_back(level);
         }
         const StageMemory& memory = stages[lane];
         const double fixed = (memory.total() - memory.activations - memory.dispatch).value,
                      swing = (memory.activations + memory.dispatch).value;
         RankMemory curve{lane * graph.width * graph.replicas, {{Seconds{0}, Bytes{fixed}}}};
-        const std::size_t stride =
-            std::max<std::size_t>(1, held.size() / 256);  // a picture, not a log
-        for (std::size_t i = 0; i < held.size(); ++i) {
-            const bool top = held[i].second >= peak;
-            if (i % stride != 0 && i + 1 != held.size() && !top) continue;
-            if (top && i > 0 && held[i - 1].second >= peak && i % stride != 0) continue;
-            curve.points.push_back({Seconds{held[i].first},
-                                    Bytes{fixed + (peak > 0 ? swing * held[i].second / peak : 0)}});
+        const std::size_t all = held.size() + more,
+                          stride = std::max<std::size_t>(1, all / 256);  // a picture, not a log
+        const auto add = [&](std::size_t i, int periods) {
+            curve.points.push_back({Seconds{changes[i].time + periods * line.repeats.period},
+                                    Bytes{fixed + (peak > 0 ? swing * held[i] / peak : 0)}});
+        };
+        for (std::size_t i = 0; i < all;) {
+            std::size_t walked = i;
+            int periods = 0;
+            if (more > 0 && i >= last) {
+                periods = static_cast<int>(std::min((i - last) / repeated + 1,
+                                                    static_cast<std::size_t>(line.repeats.times)));
+                walked = i - static_cast<std::size_t>(periods) * repeated;
+            }
+            const bool top = held[walked] >= peak, on_stride = i % stride == 0;
+            if ((on_stride || i + 1 == all || top) &&
+                !(top && walked > 0 && held[walked - 1] >= peak && !on_stride))
+                add(walked, periods);
+            // tops lie anywhere in what was walked; in its repetitions the stride is enough
+            if (more > 0 && i >= last && i < last + more)
+                i = std::min(last + more, (i / stride + 1) * stride);
+            else
+                ++i;
         }
         out.push_back(std::move(curve));
     }
@@ -253,7 +318,8 @@ std::vector<Loss> losses(const StepCase& step, const StepGraph& graph, const Job
     for (std::size_t i = 0; i < graph.ops.size(); ++i) {
         const Op& op = graph.ops[i];
         if (!op.exchange && op.lane == lane && prices.jobs[op.demand].by_rank >= 0)
-            skew += prices.jobs[op.demand].device - prices.jobs[op.demand].mean_device;
+            skew += (prices.jobs[op.demand].device - prices.jobs[op.demand].mean_device) *
+                    line.times(i, lane);
     }
     skew = std::min(skew, exposed.compute.value);
     if (skew > 0)
@@ -265,7 +331,8 @@ std::vector<Loss> losses(const StepCase& step, const StepGraph& graph, const Job
         double slow = 0;
         for (std::size_t i = 0; i < graph.ops.size(); ++i)
             if (!graph.ops[i].exchange && graph.ops[i].lane == lane)
-                slow += line.device[i] - prices.jobs[graph.ops[i].demand].device;
+                slow += (line.device[i] - prices.jobs[graph.ops[i].demand].device) *
+                        line.times(i, lane);
         if (slow > 0)
             all.push_back(
                 {"a slow rank holds up its stage", "taking the slow GPU out", Seconds{slow}});
@@ -276,11 +343,13 @@ std::vector<Loss> losses(const StepCase& step, const StepGraph& graph, const Job
     return all;
 }
 
-BasisShare basis_shares(const StepGraph& graph, const JobPrices& prices) {
+BasisShare basis_shares(const StepGraph& graph, const JobPrices& prices, const Timeline& line) {
+    std::vector<double> times(prices.jobs.size(), 0);
+    for (std::size_t i = 0; i < graph.ops.size(); ++i)
+        if (!graph.ops[i].exchange) times[graph.ops[i].demand] += line.times(i, graph.ops[i].lane);
     std::array<double, 4> seconds{};
-    for (const Op& op : graph.ops)
-        if (!op.exchange)
-            for (std::size_t b = 0; b < 4; ++b) seconds[b] += prices.jobs[op.demand].by_basis[b];
+    for (std::size_t job = 0; job < times.size(); ++job)
+        for (std::size_t b = 0; b < 4; ++b) seconds[b] += prices.jobs[job].by_basis[b] * times[job];
     const double all = std::accumulate(seconds.begin(), seconds.end(), 0.0);
     if (all <= 0) return {0, 0, 0, 1};
     return {seconds[0] / all, seconds[1] / all, seconds[2] / all, seconds[3] / all};
@@ -366,7 +435,7 @@ StepReport report(const StepCase& step, const StepGraph& graph, const JobPrices&
     out.link_use = link_use(network, line);
     out.losses = losses(step, graph, prices, line, lane, out.exposed);
     out.load_imbalance = graph.load_imbalance;
-    out.basis = basis_shares(graph, prices);
+    out.basis = basis_shares(graph, prices, line);
 
     out.assumptions = graph.assumptions;
     out.assumptions.push_back(
@@ -388,6 +457,10 @@ StepReport report(const StepCase& step, const StepGraph& graph, const JobPrices&
         out.assumptions.push_back("tokens travel to experts in two bytes an element");
     out.folded = graph.folded;
     out.folded.insert(out.folded.end(), network.folded().begin(), network.folded().end());
+    if (line.repeats.times > 0)
+        out.folded.push_back(
+            "micro-batches that all do the same: " + std::to_string(schedule.num_micro_batches) +
+            " of them, walked until the pipeline repeats itself");
     if (fidelity == Fidelity::flow && line.model == NetworkModel::fluid)
         out.folded.push_back(
             "flows were shared by our own fluid solver: too many for SimGrid's bookkeeping");

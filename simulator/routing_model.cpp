@@ -45,6 +45,7 @@ struct RoutingModel::Source {
     }
     void open(const TraceReader& trace);
     RoutingLoads window_loads(int layer, int micro_batch) const;
+    SynthesisShape shape_of(int layer, int micro_batch) const;
     RoutingLoads law_loads(int layer, int micro_batch) const;
 };
 
@@ -151,7 +152,7 @@ RoutingLoads RoutingModel::Source::window_loads(int layer, int micro_batch) cons
     return out;
 }
 
-RoutingLoads RoutingModel::Source::law_loads(int layer, int micro_batch) const {
+SynthesisShape RoutingModel::Source::shape_of(int layer, int micro_batch) const {
     const MoeFeedForward& moe = layers[layer];
     SynthesisShape shape;
     shape.num_moe_layers = static_cast<int>(layers.size());
@@ -168,6 +169,12 @@ RoutingLoads RoutingModel::Source::law_loads(int layer, int micro_batch) const {
     shape.sequence_length =
         static_cast<int>(whole ? demand.sequence_length : demand.tokens_per_source);
     if (law.fit) shape.document_lengths = law.fit->document_lengths;
+    return shape;
+}
+
+RoutingLoads RoutingModel::Source::law_loads(int layer, int micro_batch) const {
+    const MoeFeedForward& moe = layers[layer];
+    const SynthesisShape shape = shape_of(layer, micro_batch);
     RoutingLaw here = law;
     if (law.kind == "token_drop") here.capacity_factor = moe.capacity_factor.value_or(1.0);
     if (law.kind == "document_pools" && moe.pool)
@@ -226,6 +233,16 @@ RoutingLoads RoutingModel::loads(int moe_layer, int micro_batch) const {
         for (auto& count : out.sub_tokens) count = std::min(count, capacity);
     }
     return out;
+}
+
+PlacedLoads RoutingModel::placed_loads(int moe_layer, int micro_batch, int num_places,
+                                       int sources_per_block) const {
+    const RoutingLaw& law = source_->law;
+    const bool free_choice = !source_->windows && !source_->layers[moe_layer].capacity_factor;
+    if (free_choice && (law.kind == "multinomial" || law.kind == "zipf" || law.kind == "hot"))
+        return synthetic_placed_loads(law, source_->shape_of(moe_layer, micro_batch), source_->seed,
+                                      0, moe_layer, micro_batch, num_places, sources_per_block);
+    return placed(loads(moe_layer, micro_batch), num_places, sources_per_block);
 }
 
 bool RoutingModel::same_everywhere() const {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "simulator/step.hpp"
+#include "traces/routing_law.hpp"
 #include "traces/routing_trace.hpp"
 
 namespace moeplan {
@@ -35,6 +36,11 @@ class RoutingModel {
     /// [num_sources, num_experts] rows (sub-tokens times choices) of one exchange.
     /// Without capacity every source's row sums to tokens · num_moe_heads · top_k.
     RoutingLoads loads(int moe_layer, int micro_batch) const;
+
+    /// The same as expert-parallel ranks see it. Where nothing is recorded or cut to a capacity it
+    /// is drawn in that form (traces/routing_law.hpp): the same law as `loads`, other draws of it.
+    PlacedLoads placed_loads(int moe_layer, int micro_batch, int num_places,
+                             int sources_per_block) const;
 
     bool same_everywhere()
         const;  ///< every layer of equal shape and every micro-batch alike (balanced)

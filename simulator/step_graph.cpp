@@ -113,7 +113,7 @@ std::vector<double> all_to_all_bytes(const StepGraph& graph, const ParallelLayou
                 // travel.
                 const double q =
                     std::min(1.0, rows / (static_cast<double>(loads.units) * loads.top_k));
-                rows = static_cast<double>(loads.units) * (1 - std::pow(1 - q, loads.top_k));
+                rows = static_cast<double>(loads.units) * (1 - power(1 - q, loads.top_k));
             } else if (dispatcher == Dispatcher::all_gather) {
                 rows = static_cast<double>(loads.units);  // every unit goes everywhere
             }
@@ -128,29 +128,21 @@ std::vector<double> all_to_all_bytes(const StepGraph& graph, const ParallelLayou
 
 namespace {
 
-/// Loads of one lane from what its sources send to each expert.
-ExpertLoads lane_loads(const RoutingLoads& counts, const ParallelLayout& layout,
-                       const MoeFeedForward& moe, std::int64_t units) {
+/// Loads of one lane: every shard of an expert sees its rows.
+ExpertLoads lane_loads(PlacedLoads placed, const ParallelLayout& layout, const MoeFeedForward& moe,
+                       std::int64_t units, int width) {
     const int ep = layout.expert_parallel_size, etp = layout.expert_tensor_parallel_size,
               block = ep * etp;
     ExpertLoads out;
     out.units = units;
     out.top_k = moe.top_k;
     const int per_rank = out.experts_per_rank = moe.num_experts / ep;
-    const int width = counts.num_sources;
-    out.rows.assign(static_cast<std::size_t>(width) * per_rank, 0);
-    out.traffic.assign(static_cast<std::size_t>(width) * ep, 0);
-    for (int source = 0; source < width; ++source) {
-        const int first = source / block * block;
-        for (int e = 0; e < moe.num_experts; ++e) {
-            const std::uint32_t rows =
-                counts.sub_tokens[static_cast<std::size_t>(source) * moe.num_experts + e];
-            const int place = e / per_rank;
-            out.traffic[static_cast<std::size_t>(source) * ep + place] += rows;
-            for (int t = 0; t < etp; ++t)  // every shard of the expert sees the row
-                out.rows[static_cast<std::size_t>(first + place * etp + t) * per_rank +
-                         e % per_rank] += rows;
-        }
+    out.traffic = std::move(placed.traffic);
+    out.rows.reserve(static_cast<std::size_t>(width) * per_rank);
+    for (int rank = 0; rank < width; ++rank) {
+        const auto first =
+            placed.rows.begin() + rank / block * moe.num_experts + rank % block / etp * per_rank;
+        out.rows.insert(out.rows.end(), first, first + per_rank);
     }
     return out;
 }
@@ -290,8 +282,11 @@ class Builder {
                     if (*seen[j] == *moe) shared = of_shape[static_cast<int>(j)];
             if (shared < 0)
                 for (int m = 0; m < micro_batches; ++m) {
-                    graph_.loads.push_back(lane_loads(routing_->loads(moe_layer, m), l, *moe,
-                                                      shapes.routed_tokens * moe->num_moe_heads));
+                    graph_.loads.push_back(lane_loads(
+                        routing_->placed_loads(
+                            moe_layer, m, l.expert_parallel_size,
+                            l.expert_parallel_size * l.expert_tensor_parallel_size),
+                        l, *moe, shapes.routed_tokens * moe->num_moe_heads, graph_.width));
                     table.push_back(static_cast<std::int32_t>(graph_.loads.size() - 1));
                     imbalance += imbalance_of(graph_.loads.back()) / micro_batches;
                 }
@@ -451,7 +446,10 @@ class Builder {
         }
         start_parameter_gathers(state, lane, layer_chunks);
         std::vector<int> backward_done(layer_chunks.size(), 0);
+        auto& slots = graph_.slots.emplace_back();
+        slots.reserve(order.size() + 1);
         for (const Slot& slot : order) {
+            slots.push_back(static_cast<std::uint32_t>(graph_.ops.size()));
             const LayerChunk& chunk = layer_chunks[slot.chunk];
             const int virtual_stage = slot.chunk * p + lane, last_virtual = p * v - 1;
             const auto key = [&](int stage) {
@@ -518,6 +516,7 @@ class Builder {
                     receive(first_op, backward_sends_[key(virtual_stage + 1)]);
             }
         }
+        slots.push_back(static_cast<std::uint32_t>(graph_.ops.size()));
         finish_lane(state, lane, layer_chunks, passes);
     }
 

@@ -130,6 +130,9 @@ struct StepGraph {
     std::vector<Job> jobs;
     std::vector<ExchangeDemand> exchanges;
     std::vector<ExpertLoads> loads;
+    std::vector<std::vector<std::uint32_t>>
+        slots;  ///< [lanes] first op of each slot of the lane's order, then the end of the last:
+                ///< a lane's ops lie side by side
     int num_lanes = 1, width = 1,
         replicas = 1;  ///< ranks of a stage = width · replicas; stages are contiguous
     std::vector<double>
@@ -146,6 +149,13 @@ StepGraph build_step_graph(const StepCase&);
 /// in group order. send_recv: [pairs] of {source, destination}.
 std::vector<std::vector<int>> exchange_groups(const StepGraph&, const ParallelLayout&,
                                               const ExchangeDemand&);
+/// x to a whole power, by multiplications alone.
+constexpr double power(double x, int n) {
+    double out = 1;
+    for (; n > 0; n >>= 1, x *= x)
+        if (n & 1) out *= x;
+    return out;
+}
 /// Bytes of an all_to_all among one group's members, [size, size], row = source. Local rows stay on
 /// the diagonal as zero.
 std::vector<double> all_to_all_bytes(const StepGraph&, const ParallelLayout&, const ExchangeDemand&,

@@ -4,13 +4,25 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "simulator/link_graph.hpp"
 #include "simulator/network.hpp"
+#include "simulator/network/group_ways.hpp"
 #include "simulator/step_graph.hpp"
 
 namespace moeplan {
+
+/// A stretch of every lane that the whole step repeats more often than the walk did.
+struct Repeats {
+    int times = 0;                                             ///< beyond the one that was walked
+    double period = 0;                                         ///< seconds of one
+    std::vector<std::pair<std::uint32_t, std::uint32_t>> ops;  ///< [lanes] first, one past the last
+};
 
 /// Begin and end of every op, load of every link.
 struct Timeline {
@@ -20,6 +32,13 @@ struct Timeline {
     std::vector<Bytes> carried;  ///< [links]
     std::uint64_t events = 0;    ///< exchanges and timers of the engine
     NetworkModel model = NetworkModel::closed_form;
+    Repeats repeats;
+    /// How often an op stands for itself.
+    double times(std::size_t op, int lane) const {
+        if (repeats.times == 0) return 1;
+        const auto& [first, last] = repeats.ops[static_cast<std::size_t>(lane)];
+        return op >= first && op < last ? 1.0 + repeats.times : 1.0;
+    }
 };
 
 /// Exchanges of a step, as flows; each demand is made once, when it is first needed.
@@ -31,15 +50,35 @@ class StepNetwork {
     StepNetwork& operator=(const StepNetwork&) = delete;
     const LinkGraph& links() const { return links_; }
     const Exchange& exchange(std::uint32_t demand);
+    /// The same without the flows of an all_to_all: what each link carries, which is all that a
+    /// closed form asks for.
+    const Exchange& loads(std::uint32_t demand);
     double alone(std::uint32_t demand);  ///< seconds, with the links to itself
     const std::vector<std::string>& folded() const { return folded_; }
 
   private:
+    /// Bytes of an all_to_all between the ranks of a group, relays of a two-level one counted.
+    struct Traffic {
+        std::int32_t loads = -1;
+        int stage = -1;
+        Bytes payload;
+        const GroupWays* ways = nullptr;
+        std::vector<double> bytes;  // [n, n]
+        Seconds latency;
+        bool two_level = false;
+    };
     Exchange group_exchange(const ExchangeDemand&, const std::vector<int>& ranks, int group) const;
+    const Traffic& traffic(const ExchangeDemand&, const std::vector<int>& ranks, int group);
+    std::size_t own_groups(const ExchangeDemand&) const;
+    std::vector<Exchange> parts_of(
+        const ExchangeDemand&,
+        const std::function<Exchange(const std::vector<int>& ranks, int group)>& make);
     const StepCase& step_;
     const StepGraph& graph_;
     LinkGraph links_;
-    std::vector<std::unique_ptr<Exchange>> made_;  // [demands]
+    std::vector<std::unique_ptr<Exchange>> made_, loads_;             // [demands]
+    std::map<int, Traffic> traffic_;                                  // the last of each group
+    std::map<std::pair<int, int>, std::unique_ptr<GroupWays>> ways_;  // stage, group
     std::vector<double> alone_;
     std::vector<std::string> folded_;
     struct Fold {
@@ -47,6 +86,7 @@ class StepNetwork {
         Group group;
         std::uint16_t stage;
         bool one = false;
+        std::vector<std::vector<int>> groups;  // those that were kept
     };
     std::vector<Fold> folds_;
     bool said_ = false;
@@ -57,6 +97,15 @@ Timeline walk(const StepGraph&, const StepCase&, const JobPrices&, StepNetwork&,
 Timeline walk_closed_form(const StepGraph&, const StepCase&);
 Timeline simulate_flows(const StepGraph&, const StepCase&);
 Timeline simulate_flows(const StepGraph&, const StepCase&, const JobPrices&, StepNetwork&);
+/// Micro-batches to walk in place of all of them, ascending, all of them last: where each does what
+/// the others do, pipelines soon fall into a rhythm (docs/step.md).
+std::vector<int> micro_batches_to_walk(const StepCase&);
+/// Whether the lanes of a walk had fallen into their rhythm: every op of a whole period, in every
+/// lane, is one of a period before moved by the same time. Then `line` is stretched to
+/// `num_micro_batches`, and equals the whole walk to rounding.
+bool stretch(Timeline& line, const StepGraph&, const StepCase& walked, const JobPrices&,
+             StepNetwork&, int num_micro_batches);
+
 StepReport report(const StepCase&, const StepGraph&, const JobPrices&, const Timeline&,
                   StepNetwork&, Fidelity);
 

@@ -123,10 +123,10 @@ class DistinctChoices {
 
 /// log k! less Stirling's (k + ½)·log(k + 1) − (k + 1) + ½·log 2π.
 double stirling_rest(double k) {
-    constexpr std::array kTable = {
-        0.0810614667953272, 0.0413406959554092, 0.0276779256849983, 0.02079067210376509,
-        0.0166446911898211, 0.0138761288230707, 0.0118967099458917, 0.0104112652619720,
-        0.00925546218271273, 0.00833056343336287};
+    constexpr std::array kTable = {0.0810614667953272,  0.0413406959554092, 0.0276779256849983,
+                                   0.02079067210376509, 0.0166446911898211, 0.0138761288230707,
+                                   0.0118967099458917,  0.0104112652619720, 0.00925546218271273,
+                                   0.00833056343336287};
     if (k < kTable.size()) return kTable[static_cast<std::size_t>(k)];
     const double x = k + 1, square = x * x;
     return (1.0 / 12 - (1.0 / 360 - 1.0 / 1260 / square) / square) / x;
@@ -152,22 +152,29 @@ std::uint64_t binomial(std::uint64_t n, double p, DrawStream& draws) {
         }
     }
     const double spread = std::sqrt(mean * (1 - p)), b = 1.15 + 2.53 * spread,
-                 a = -0.0873 + 0.0248 * b + 0.01 * p, c = mean + 0.5, inside = 0.92 - 4.2 / b,
-                 alpha = (2.83 + 5.1 / b) * spread, mode = std::floor((count + 1) * p),
-                 odds = p / (1 - p);
+                 a = -0.0873 + 0.0248 * b + 0.01 * p, c = mean + 0.5, inside = 0.92 - 4.2 / b;
     while (true) {
         const double u = draws.uniform() - 0.5, v = draws.uniform(), edge = 0.5 - std::abs(u);
         const double k = std::floor((2 * a / edge + b) * u + c);
         if (edge >= 0.07 && v <= inside) return static_cast<std::uint64_t>(k);
         if (!(k >= 0 && k <= count)) continue;
-        const double bound =
-            (mode + 0.5) * std::log((mode + 1) / (odds * (count - mode + 1))) +
-            (count + 1) * std::log((count - mode + 1) / (count - k + 1)) +
-            (k + 0.5) * std::log(odds * (count - k + 1) / (k + 1)) + stirling_rest(mode) +
-            stirling_rest(count - mode) - stirling_rest(k) - stirling_rest(count - k);
+        // one in seven comes this far
+        const double alpha = (2.83 + 5.1 / b) * spread, mode = std::floor((count + 1) * p),
+                     odds = p / (1 - p);
+        const double bound = (mode + 0.5) * std::log((mode + 1) / (odds * (count - mode + 1))) +
+                             (count + 1) * std::log((count - mode + 1) / (count - k + 1)) +
+                             (k + 0.5) * std::log(odds * (count - k + 1) / (k + 1)) +
+                             stirling_rest(mode) + stirling_rest(count - mode) - stirling_rest(k) -
+                             stirling_rest(count - k);
         if (std::log(v * alpha / (a / (edge * edge) + b)) <= bound)
             return static_cast<std::uint64_t>(k);
     }
+}
+
+/// Laws that know no documents: one set of shares a layer, for every token.
+bool chooses_alike(const RoutingLaw& law) {
+    return law.kind == "multinomial" || law.kind == "zipf" || law.kind == "hot" ||
+           law.kind == "token_drop";
 }
 
 }  // namespace
@@ -328,9 +335,7 @@ RoutingLoads synthetic_loads(const RoutingLaw& law, const SynthesisShape& s, See
     const LawLayer at{s.num_experts, s.top_k, moe_layer, seed};
     const auto per_token =
         static_cast<std::uint64_t>(s.top_k) * static_cast<std::uint64_t>(s.num_moe_heads);
-    // Laws that know no documents have one set of shares a layer.
-    const bool alike = law.kind == "multinomial" || law.kind == "zipf" || law.kind == "hot" ||
-                       law.kind == "token_drop";
+    const bool alike = chooses_alike(law);
     const ExpertShares same = alike ? shares_of(law, at, 0) : ExpertShares{};
     std::uint64_t dealt = 0;
     for (int rank = 0; rank < s.num_ranks; ++rank) {
@@ -365,6 +370,73 @@ RoutingLoads synthetic_loads(const RoutingLaw& law, const SynthesisShape& s, See
                 count = std::min(count, capacity - taken);
                 taken += count;
             }
+        }
+    }
+    return out;
+}
+
+PlacedLoads placed(const RoutingLoads& loads, int num_places, int sources_per_block) {
+    const auto experts = static_cast<std::size_t>(loads.num_experts),
+               places = static_cast<std::size_t>(num_places),
+               sources = static_cast<std::size_t>(loads.num_sources),
+               block = static_cast<std::size_t>(sources_per_block), each = experts / places;
+    PlacedLoads out{std::vector<std::uint32_t>(sources * places, 0),
+                    std::vector<std::uint32_t>((sources + block - 1) / block * experts, 0)};
+    for (std::size_t s = 0; s < sources; ++s) {
+        const std::uint32_t* from = loads.sub_tokens.data() + s * experts;
+        std::uint32_t *to = out.traffic.data() + s * places,
+                      *rows = out.rows.data() + s / block * experts;
+        for (std::size_t place = 0; place < places; ++place)
+            for (std::size_t e = place * each; e < (place + 1) * each; ++e) {
+                to[place] += from[e];
+                rows[e] += from[e];
+            }
+    }
+    return out;
+}
+
+PlacedLoads synthetic_placed_loads(const RoutingLaw& law, const SynthesisShape& s, Seed seed,
+                                   int step, int moe_layer, int micro_batch, int num_places,
+                                   int sources_per_block) {
+    if (!chooses_alike(law) || law.kind == "token_drop")
+        return placed(synthetic_loads(law, s, seed, step, moe_layer, micro_batch), num_places,
+                      sources_per_block);
+    check(law, s);
+    const auto experts = static_cast<std::size_t>(s.num_experts),
+               places = static_cast<std::size_t>(num_places),
+               sources = static_cast<std::size_t>(s.num_ranks),
+               block = static_cast<std::size_t>(sources_per_block), each = experts / places;
+    const ExpertShares shares =
+        law_of(law)(law, LawLayer{s.num_experts, s.top_k, moe_layer, seed}, 0);
+    ExpertShares of_place(places, 0);
+    for (std::size_t e = 0; e < experts; ++e) of_place[e / each] += shares[e];
+    std::vector<ExpertShares> inside(places, ExpertShares(each, 0));
+    for (std::size_t e = 0; e < experts; ++e)
+        inside[e / each][e % each] = of_place[e / each] > 0 ? shares[e] / of_place[e / each] : 0;
+
+    PlacedLoads out{std::vector<std::uint32_t>(sources * places, 0),
+                    std::vector<std::uint32_t>((sources + block - 1) / block * experts, 0)};
+    const std::uint64_t units = static_cast<std::uint64_t>(s.sequences_per_micro_batch) *
+                                static_cast<std::uint64_t>(s.sequence_length) *
+                                static_cast<std::uint64_t>(s.num_moe_heads),
+                        chosen = static_cast<std::uint64_t>(s.top_k);
+    const Seed layer = derive(seed, "places", static_cast<std::uint64_t>(moe_layer));
+    for (std::size_t source = 0; source < sources; ++source) {
+        DrawStream draws(derive(
+            layer, "source", sequence_number(s, step, micro_batch, static_cast<int>(source), 0)));
+        add_multinomial(units * chosen, of_place, draws, out.traffic.data() + source * places,
+                        units * std::min<std::uint64_t>(chosen, each));
+    }
+    for (std::size_t first = 0; first < sources; first += block) {
+        DrawStream draws(derive(layer, "experts",
+                                sequence_number(s, step, micro_batch, static_cast<int>(first), 0)));
+        for (std::size_t place = 0; place < places; ++place) {
+            std::uint64_t sum = 0;
+            for (std::size_t source = first; source < std::min(first + block, sources); ++source)
+                sum += out.traffic[source * places + place];
+            add_multinomial(sum, inside[place], draws,
+                            out.rows.data() + first / block * experts + place * each,
+                            units * (std::min(first + block, sources) - first));
         }
     }
     return out;

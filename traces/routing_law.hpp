@@ -75,6 +75,23 @@ TraceStep synthetic_step(const RoutingLaw&, const SynthesisShape&, Seed, int ste
 RoutingLoads synthetic_loads(const RoutingLaw&, const SynthesisShape&, Seed, int step,
                              int moe_layer, int micro_batch);
 
+/// Loads as an exchange among expert-parallel ranks sees them. Experts lie on the places in order,
+/// equally many on each; a block of sources shares one set of experts.
+struct PlacedLoads {
+    std::vector<std::uint32_t>
+        traffic;                      ///< [num_sources, num_places] rows from a source to a place
+    std::vector<std::uint32_t> rows;  ///< [blocks, num_experts] rows of each expert
+};
+/// @param num_places  divides the number of experts
+PlacedLoads placed(const RoutingLoads&, int num_places, int sources_per_block);
+/// `synthetic_loads`, placed. Where all tokens choose alike it draws a source's rows for each place
+/// first and shares out each place's rows among its experts then: the same multinomial, which does
+/// not care in what order its outcomes are told apart, in places · sources draws in place of
+/// experts · sources. Other numbers than `synthetic_loads` draws, of the same distribution.
+PlacedLoads synthetic_placed_loads(const RoutingLaw&, const SynthesisShape&, Seed, int step,
+                                   int moe_layer, int micro_batch, int num_places,
+                                   int sources_per_block);
+
 /// A step of a counts-only trace: `synthetic_loads` of every layer and micro-batch.
 TraceStep synthetic_counts(const RoutingLaw&, const SynthesisShape&, Seed, int step);
 

@@ -9,6 +9,7 @@
 #include "core/errors.hpp"
 #include "profiler/profile.hpp"
 #include "simulator/collectives/collectives.hpp"
+#include "simulator/collectives/stated_efficiency.hpp"
 
 namespace moeplan {
 
@@ -116,16 +117,6 @@ std::vector<StageFlows> stages_of(const LinkGraph& graph, const CollectiveCall& 
     }
 }
 
-/// What the cluster file states for this collective and this algorithm.
-double stated_efficiency(const LinkGraph& graph, Collective collective, Algorithm algorithm) {
-    double efficiency = 1;
-    for (const auto name : {name_of(collective), name_of(algorithm)})
-        if (const auto stated = graph.collective_efficiency.find(std::string(name));
-            stated != graph.collective_efficiency.end())
-            efficiency *= stated->second;
-    return efficiency;
-}
-
 /// The measured time of this very collective on as many GPUs of one domain, where the profile has it.
 std::optional<Seconds> measured(const CollectiveCall& call, const GroupShape& group,
                                 const Profile* profile) {
@@ -165,6 +156,15 @@ void check(const LinkGraph& graph, const CollectiveCall& call) {
 }
 
 }  // namespace
+
+double stated_efficiency(const LinkGraph& graph, Collective collective, Algorithm algorithm) {
+    double efficiency = 1;
+    for (const auto name : {name_of(collective), name_of(algorithm)})
+        if (const auto stated = graph.collective_efficiency.find(std::string(name));
+            stated != graph.collective_efficiency.end())
+            efficiency *= stated->second;
+    return efficiency;
+}
 
 Exchange make_exchange(const LinkGraph& graph, const CollectiveCall& call, const Profile* profile,
                        Folding folding) {

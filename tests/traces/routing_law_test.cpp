@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <numeric>
 #include <set>
@@ -184,6 +185,57 @@ TEST(Multinomial, NoExpertGetsMoreThanATokenCanGiveAndNothingIsLost) {
             EXPECT_GE(c, 60u);
         }
         EXPECT_EQ(tight[0] + tight[1] + tight[2], 200u);
+    }
+}
+
+TEST_P(EveryLaw, PlacedLoadsHoldEveryChoiceToo) {
+    // 4 sources in blocks of 2, 16 experts on 4 places: what a block's sources send to a place is
+    // what its 4 experts get.
+    const RoutingLaw law = law_named(GetParam());
+    SynthesisShape shape = some_shape();
+    shape.num_ranks = 4;
+    const PlacedLoads loads = synthetic_placed_loads(law, shape, {5}, 1, 1, 1, 4, 2);
+    ASSERT_EQ(loads.traffic.size(), 4u * 4);
+    ASSERT_EQ(loads.rows.size(), 2u * 16);
+    for (int block = 0; block < 2; ++block)
+        for (int place = 0; place < 4; ++place) {
+            const auto sent =
+                loads.traffic[(2 * block) * 4 + place] + loads.traffic[(2 * block + 1) * 4 + place];
+            const auto first = loads.rows.begin() + block * 16 + place * 4;
+            EXPECT_EQ(std::accumulate(first, first + 4, 0u), sent);
+        }
+    if (law.kind == "token_drop") return;
+    for (int source = 0; source < 4; ++source) {
+        const auto first = loads.traffic.begin() + source * 4;
+        EXPECT_EQ(std::accumulate(first, first + 4, 0u), 2u * 128 * 2 * 2);
+    }
+}
+
+TEST(PlacedLoads, AreTheSameLawAsLoads) {
+    // Zipf over 8 experts on 4 places: mean and variance of a source's rows to a place, and of an
+    // expert's rows from a block of two, over 4,000 exchanges; binomials both.
+    RoutingLaw law = law_named("zipf");
+    SynthesisShape shape;
+    shape.num_ranks = 2;
+    shape.num_micro_batches = 4000;
+    shape.sequence_length = 500;
+    const ExpertShares p = zipf_shares(law, LawLayer{8, 2, 0, {3}}, 0);
+    std::array<double, 12> sum{}, squares{};
+    for (int m = 0; m < shape.num_micro_batches; ++m) {
+        const PlacedLoads loads = synthetic_placed_loads(law, shape, {3}, 0, 0, m, 4, 2);
+        for (std::size_t i = 0; i < 12; ++i) {
+            const double x = i < 4 ? loads.traffic[4 + i] : loads.rows[i - 4];
+            sum[i] += x;
+            squares[i] += x * x;
+        }
+    }
+    const double count = shape.num_micro_batches;
+    for (std::size_t i = 0; i < 12; ++i) {
+        const double share = i < 4 ? p[2 * i] + p[2 * i + 1] : p[i - 4],
+                     draws = i < 4 ? 1000 : 2000;
+        const double mean = sum[i] / count, variance = draws * share * (1 - share);
+        EXPECT_NEAR(mean, draws * share, 4 * std::sqrt(variance / count));
+        EXPECT_NEAR((squares[i] / count - mean * mean) / variance, 1, 5 * std::sqrt(2 / count));
     }
 }
 

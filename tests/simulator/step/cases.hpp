@@ -2,8 +2,12 @@
 /// Small cases that the step's tests share. Figures are round, so that answers can be worked by
 /// hand.
 
+#include <algorithm>
+#include <cstdint>
+#include <initializer_list>
 #include <memory>
 
+#include "core/seed.hpp"
 #include "simulator/step.hpp"
 
 namespace moeplan::tests {
@@ -62,6 +66,38 @@ inline StepCase small_case(int nodes = 2) {
     step.schedule.sequence_length = 512;
     step.schedule.num_micro_batches = 4;
     step.profile = plain_profile();
+    return step;
+}
+
+/// A case of random shape that can run, by number.
+inline StepCase drawn_case(std::uint64_t number) {
+    const Seed seed = derive(Seed{7}, "case", number);
+    const auto pick = [&](const char* name, std::initializer_list<int> values) {
+        return values.begin()[draw(seed, name) % values.size()];
+    };
+    StepCase step = small_case(2);
+    step.model = small_model(8, pick("moe", {1, 2}));
+    const int tp = pick("tp", {1, 2, 4}), pp = pick("pp", {1, 2, 4});
+    step.layout = {tp, 1, pp, 16 / tp / pp, 1, 1};
+    step.layout.expert_parallel_size = std::min(16 / pp, pick("ep", {1, 2, 4, 8}));
+    step.schedule.sequence_parallel = tp > 1;
+    step.schedule.num_micro_batches = 4;
+    if (pp > 1) {
+        const int schedule = pick("schedule", {0, 1, 2, 3});
+        step.schedule.pipeline = schedule == 0   ? Pipeline::gpipe
+                                 : schedule == 1 ? Pipeline::one_f_one_b
+                                 : schedule == 2 ? Pipeline::interleaved
+                                                 : Pipeline::zero_bubble;
+        if (schedule == 2) step.schedule.virtual_pipeline_size = 2;
+    }
+    step.schedule.sharding = static_cast<Sharding>(pick("zero", {0, 1, 2, 3}));
+    step.schedule.overlap.gradients = pick("overlap", {0, 1});
+    step.schedule.overlap.parameters = pick("overlap parameters", {0, 1});
+    step.schedule.overlap.tensor = pick("overlap tensor", {0, 1});
+    step.schedule.recompute.full = pick("recompute", {0, 1});
+    step.schedule.dispatcher = static_cast<Dispatcher>(pick("dispatcher", {0, 1, 2}));
+    if (pick("skew", {0, 1})) step.routing = SyntheticRouting{"zipf", 1.0, 0};
+    step.seed = number;
     return step;
 }
 

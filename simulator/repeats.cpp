@@ -1,0 +1,134 @@
+/// Many micro-batches that are all alike: a few of them walked, the rest a repetition.
+///
+/// After its first forwards a lane works in units of one forward and one backward (1F1B), or of as
+/// many as there are chunks times stages (interleaved). What it does in a unit depends on the units
+/// just before it, of its own and of the neighbouring lanes, which are at most a pipeline's length
+/// ahead or behind. If all ops of so many units, in all lanes, are those of a period before moved
+/// by one time λ, then the next period is moved by λ again, and so on until the last forward: more
+/// micro-batches are more periods. What an op does not show is the host's lead; it only shrinks if
+/// the host needs longer than λ for a period, so that is looked at too.
+
+#include <algorithm>
+#include <cmath>
+
+#include "simulator/step_order.hpp"
+#include "simulator/step_walk.hpp"
+
+namespace moeplan {
+namespace {
+
+bool all_alike(const StepCase& step) {
+    if (num_moe_layers(step.model) == 0) return true;
+    const auto* synthetic = std::get_if<SyntheticRouting>(&step.routing);
+    return synthetic && synthetic->kind == "balanced";
+}
+
+/// Micro-batches after which an order repeats itself; 0: it does not.
+int period_of(const StepCase& step) {
+    const int stages = step.layout.pipeline_parallel_size;
+    const bool chunks = step.schedule.virtual_pipeline_size > 1;
+    if (stages == 1 && !chunks) return 1;
+    switch (step.schedule.pipeline) {
+        case Pipeline::one_f_one_b:
+            return chunks ? stages : 1;
+        case Pipeline::interleaved:
+            return stages;
+        case Pipeline::zero_bubble:
+            return 1;
+        case Pipeline::gpipe:
+        case Pipeline::dual_pipe:
+            return 0;
+    }
+    return 0;
+}
+
+/// First op of each unit of a lane: of each forward, up to the next one.
+std::vector<std::uint32_t> units_of(const std::vector<Slot>& order,
+                                    const std::vector<std::uint32_t>& slots) {
+    std::vector<std::uint32_t> first;
+    for (std::size_t i = 0; i < order.size(); ++i)
+        if (order[i].pass == Pass::forward) first.push_back(slots[i]);
+    return first;
+}
+
+}  // namespace
+
+std::vector<int> micro_batches_to_walk(const StepCase& step) {
+    const int all = step.schedule.num_micro_batches, period = period_of(step),
+              stages = step.layout.pipeline_parallel_size;
+    std::vector<int> out;
+    if (period > 0 && !step.keep_timeline && all_alike(step))
+        for (const int tries : {1, 2, 4}) {
+            // the way in, a window of lanes that lie apart, two periods to compare, and some slack
+            const int wanted = (period > 1 ? 4 : 3) * stages * tries + 4;
+            const int fewer = wanted + (all - wanted % period) % period;
+            if (fewer + 2 * period < all) out.push_back(fewer);
+        }
+    out.push_back(all);
+    return out;
+}
+
+bool stretch(Timeline& line, const StepGraph& graph, const StepCase& walked,
+             const JobPrices& prices, StepNetwork& network, int num_micro_batches) {
+    const StepSchedule& schedule = walked.schedule;
+    const int stages = walked.layout.pipeline_parallel_size,
+              chunks = std::max(1, schedule.virtual_pipeline_size);
+    const int period = period_of(walked);
+    if (period == 0 || (num_micro_batches - schedule.num_micro_batches) % period != 0) return false;
+    const int period_units = period * chunks, window = period_units + (chunks > 1 ? 2 : 1) * stages;
+    const auto orders =
+        pipeline_order(schedule.pipeline, stages, chunks, schedule.num_micro_batches);
+
+    Repeats repeats;
+    repeats.times = (num_micro_batches - schedule.num_micro_batches) / period;
+    double sum = 0, count = 0, least = 0, most = 0;
+    for (int lane = 0; lane < graph.num_lanes; ++lane) {
+        const auto first = units_of(orders[lane], graph.slots[lane]);
+        // the last unit holds the way out as well
+        const int last = static_cast<int>(first.size()) - 2, begin = last - window + 1;
+        if (begin - period_units < 0) return false;
+        for (int unit = begin; unit <= last; ++unit) {
+            const std::uint32_t here = first[unit], size = first[unit + 1] - here,
+                                before = first[unit - period_units];
+            if (first[unit - period_units + 1] - before != size) return false;
+            for (std::uint32_t i = 0; i < size; ++i) {
+                const Op &op = graph.ops[here + i], &then = graph.ops[before + i];
+                if (op.demand != then.demand || op.exchange != then.exchange) return false;
+                for (const auto* times : {&line.begin, &line.end}) {
+                    const double moved = (*times)[here + i] - (*times)[before + i];
+                    least = count == 0 ? moved : std::min(least, moved);
+                    most = count == 0 ? moved : std::max(most, moved);
+                    sum += moved;
+                    ++count;
+                }
+            }
+        }
+        repeats.ops.push_back({first[last - period_units + 1], first[last + 1]});
+    }
+    if (count == 0) return false;
+    repeats.period = sum / count;
+    if (most - least > 1e-11 * repeats.period + 1e-13 * line.step_time) return false;
+
+    for (const auto& [first, last] : repeats.ops) {
+        double host = 0;
+        for (std::uint32_t i = first; i < last; ++i)
+            if (!graph.ops[i].exchange) host += prices.jobs[graph.ops[i].demand].host;
+        if (host > repeats.period * (1 + 1e-11)) return false;
+    }
+
+    std::vector<std::uint64_t> uses(graph.exchanges.size(), 0);
+    for (const auto& [first, last] : repeats.ops)
+        for (std::uint32_t i = first; i < last; ++i)
+            if (graph.ops[i].exchange) ++uses[graph.ops[i].demand];
+    for (std::uint32_t d = 0; d < uses.size(); ++d)
+        if (uses[d] > 0)
+            for (const ExchangeStage& stage : network.loads(d).stages)
+                for (const LinkLoad& load : stage.loads)
+                    line.carried[load.link] +=
+                        load.bytes * (static_cast<double>(uses[d]) * repeats.times);
+    line.step_time += repeats.times * repeats.period;
+    line.repeats = std::move(repeats);
+    return true;
+}
+
+}  // namespace moeplan
