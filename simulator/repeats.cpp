@@ -9,7 +9,7 @@
 /// the host needs longer than λ for a period, so that is looked at too.
 
 #include <algorithm>
-#include <cmath>
+#include <optional>
 
 #include "simulator/step_order.hpp"
 #include "simulator/step_walk.hpp"
@@ -51,6 +51,41 @@ std::vector<std::uint32_t> units_of(const std::vector<Slot>& order,
     return first;
 }
 
+/// The rhythm of all lanes in a window of units that ends before the last `before_the_end`.
+/// @param units  [lanes] first op of each
+std::optional<Repeats> rhythm_before(const Timeline& line, const StepGraph& graph,
+                                     const std::vector<std::vector<std::uint32_t>>& units,
+                                     int period_units, int window, int before_the_end) {
+    Repeats repeats;
+    double sum = 0, count = 0, least = 0, most = 0;
+    for (const auto& first : units) {
+        const int last = static_cast<int>(first.size()) - 1 - before_the_end,
+                  begin = last - window + 1;
+        if (begin - period_units < 0) return std::nullopt;
+        for (int unit = begin; unit <= last; ++unit) {
+            const std::uint32_t here = first[unit], size = first[unit + 1] - here,
+                                before = first[unit - period_units];
+            if (first[unit - period_units + 1] - before != size) return std::nullopt;
+            for (std::uint32_t i = 0; i < size; ++i) {
+                const Op &op = graph.ops[here + i], &then = graph.ops[before + i];
+                if (op.demand != then.demand || op.exchange != then.exchange) return std::nullopt;
+                for (const auto* times : {&line.begin, &line.end}) {
+                    const double moved = (*times)[here + i] - (*times)[before + i];
+                    least = count == 0 ? moved : std::min(least, moved);
+                    most = count == 0 ? moved : std::max(most, moved);
+                    sum += moved;
+                    ++count;
+                }
+            }
+        }
+        repeats.ops.push_back({first[last - period_units + 1], first[last + 1]});
+    }
+    if (count == 0) return std::nullopt;
+    repeats.period = sum / count;
+    if (most - least > 1e-11 * repeats.period + 1e-13 * line.step_time) return std::nullopt;
+    return repeats;
+}
+
 }  // namespace
 
 std::vector<int> micro_batches_to_walk(const StepCase& step) {
@@ -59,7 +94,7 @@ std::vector<int> micro_batches_to_walk(const StepCase& step) {
     std::vector<int> out;
     if (period > 0 && !step.keep_timeline && all_alike(step))
         for (const int tries : {1, 2, 4}) {
-            // the way in, a window of lanes that lie apart, two periods to compare, and some slack
+            // the way in, a window of lanes that lie apart, two periods to compare, the way out
             const int wanted = (period > 1 ? 4 : 3) * stages * tries + 4;
             const int fewer = wanted + (all - wanted % period) % period;
             if (fewer + 2 * period < all) out.push_back(fewer);
@@ -75,49 +110,29 @@ bool stretch(Timeline& line, const StepGraph& graph, const StepCase& walked,
               chunks = std::max(1, schedule.virtual_pipeline_size);
     const int period = period_of(walked);
     if (period == 0 || (num_micro_batches - schedule.num_micro_batches) % period != 0) return false;
-    const int period_units = period * chunks, window = period_units + (chunks > 1 ? 2 : 1) * stages;
     const auto orders =
         pipeline_order(schedule.pipeline, stages, chunks, schedule.num_micro_batches);
-
-    Repeats repeats;
-    repeats.times = (num_micro_batches - schedule.num_micro_batches) / period;
-    double sum = 0, count = 0, least = 0, most = 0;
-    for (int lane = 0; lane < graph.num_lanes; ++lane) {
-        const auto first = units_of(orders[lane], graph.slots[lane]);
-        // the last unit holds the way out as well
-        const int last = static_cast<int>(first.size()) - 2, begin = last - window + 1;
-        if (begin - period_units < 0) return false;
-        for (int unit = begin; unit <= last; ++unit) {
-            const std::uint32_t here = first[unit], size = first[unit + 1] - here,
-                                before = first[unit - period_units];
-            if (first[unit - period_units + 1] - before != size) return false;
-            for (std::uint32_t i = 0; i < size; ++i) {
-                const Op &op = graph.ops[here + i], &then = graph.ops[before + i];
-                if (op.demand != then.demand || op.exchange != then.exchange) return false;
-                for (const auto* times : {&line.begin, &line.end}) {
-                    const double moved = (*times)[here + i] - (*times)[before + i];
-                    least = count == 0 ? moved : std::min(least, moved);
-                    most = count == 0 ? moved : std::max(most, moved);
-                    sum += moved;
-                    ++count;
-                }
-            }
-        }
-        repeats.ops.push_back({first[last - period_units + 1], first[last + 1]});
-    }
-    if (count == 0) return false;
-    repeats.period = sum / count;
-    if (most - least > 1e-11 * repeats.period + 1e-13 * line.step_time) return false;
-
-    for (const auto& [first, last] : repeats.ops) {
+    std::vector<std::vector<std::uint32_t>> units;
+    for (int lane = 0; lane < graph.num_lanes; ++lane)
+        units.push_back(units_of(orders[lane], graph.slots[lane]));
+    // The last unit holds the way out; the ones before it may feel that others are on theirs.
+    std::optional<Repeats> repeats;
+    for (const int before_the_end : {1, 3, 1 + stages / 2, 1 + stages})
+        if (!repeats)
+            repeats =
+                rhythm_before(line, graph, units, period * chunks,
+                              period * chunks + (chunks > 1 ? 2 : 1) * stages, before_the_end);
+    if (!repeats) return false;
+    for (const auto& [first, last] : repeats->ops) {
         double host = 0;
         for (std::uint32_t i = first; i < last; ++i)
             if (!graph.ops[i].exchange) host += prices.jobs[graph.ops[i].demand].host;
-        if (host > repeats.period * (1 + 1e-11)) return false;
+        if (host > repeats->period * (1 + 1e-11)) return false;
     }
+    repeats->times = (num_micro_batches - schedule.num_micro_batches) / period;
 
     std::vector<std::uint64_t> uses(graph.exchanges.size(), 0);
-    for (const auto& [first, last] : repeats.ops)
+    for (const auto& [first, last] : repeats->ops)
         for (std::uint32_t i = first; i < last; ++i)
             if (graph.ops[i].exchange) ++uses[graph.ops[i].demand];
     for (std::uint32_t d = 0; d < uses.size(); ++d)
@@ -125,9 +140,9 @@ bool stretch(Timeline& line, const StepGraph& graph, const StepCase& walked,
             for (const ExchangeStage& stage : network.loads(d).stages)
                 for (const LinkLoad& load : stage.loads)
                     line.carried[load.link] +=
-                        load.bytes * (static_cast<double>(uses[d]) * repeats.times);
-    line.step_time += repeats.times * repeats.period;
-    line.repeats = std::move(repeats);
+                        load.bytes * (static_cast<double>(uses[d]) * repeats->times);
+    line.step_time += repeats->times * repeats->period;
+    line.repeats = std::move(*repeats);
     return true;
 }
 
