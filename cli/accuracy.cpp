@@ -60,7 +60,7 @@ void print_worst(const Evaluation& evaluation) {
     fmt::print("furthest off\n");
     for (const WorstRow& worst : worst_rows(evaluation.rows, Metric::step_time, 10))
         fmt::print("  {:5.2f}  {}\n         {}\n", worst.row->predicted / worst.row->measured,
-                   worst.row->id, likely_cause(*worst.row));
+                   worst.row->id, worst.cause);
     fmt::print("\n");
 }
 
@@ -91,6 +91,7 @@ int run(const Words& words) {
     EvaluationOptions options;
     options.num_threads = words.threads;
     options.profiles = shipped_profile_source();
+    options.neutral = shipped_profile_source(Calibration());
     const Evaluation evaluation = evaluate_training(records, options);
     if (!words.rows.empty()) write_whole(words.rows, rows_as_csv(evaluation));
     if (!words.output.quiet() && words.rows != "-") {
@@ -129,7 +130,7 @@ void add_accuracy(CLI::App& app, Run& run_later) {
     sub->add_option("--threads", words->threads, "Default: all cores; the answer is the same")
         ->check(CLI::Range(1, 1024))
         ->type_name("N");
-    add_output_flags(*sub, words->output, false);
+    add_output_flags(*sub, words->output);
     sub->footer("Example: moeplan accuracy validation/published/training.json --rows rows.csv");
     sub->callback([words, &run_later] { run_later = [words] { return run(*words); }; });
 }

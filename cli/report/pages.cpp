@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "cli/report/accuracy_page.hpp"
 #include "cli/report/page.hpp"
 #include "cli/report/plan_page.hpp"
 #include "core/errors.hpp"
@@ -301,58 +302,6 @@ void add_plan(Page& page, const JsonReader& r) {
     page.chart(memory);
     page.section("The recommended step");
     add_step(page, candidates.at(std::size_t{0}).at("predicted"));
-}
-
-void add_accuracy(Page& page, const JsonReader& r) {
-    if (const auto summary = r.find("summary")) {
-        std::vector<std::pair<std::string, std::string>> figures;
-        for (const auto& [key, value] : summary->members())
-            if (value.is_number())
-                figures.push_back({key.find("error") != std::string::npos || key == "coverage"
-                                       ? percent(value.number())
-                                       : value_text(key, value),
-                                   spaced(key)});
-        page.figures(figures);
-    }
-    std::map<std::string, Series> by_metric;
-    std::vector<std::pair<double, std::vector<std::string>>> rows;
-    if (const auto records = r.find("records"))
-        for (const auto& record : records->items()) {
-            const double p = number_at(record, {"predicted"}), m = number_at(record, {"measured"});
-            if (!(p > 0) || !(m > 0)) continue;
-            const std::string metric = record.text_or("metric", "value"),
-                              id = record.text_or("id", "");
-            Series& series = by_metric[metric];
-            series.name = spaced(metric);
-            series.line = false;
-            series.points.push_back({m, p});
-            series.labels.push_back(id);
-            rows.push_back({std::abs(p / m - 1),
-                            {id, spaced(metric), fmt::format("{:.4g}", p), fmt::format("{:.4g}", m),
-                             fmt::format("{:+.1f} %", 100 * (p / m - 1))}});
-        }
-    for (auto& [metric, series] : by_metric) {
-        Chart chart{.kind = ChartKind::scatter,
-                    .title = "Predicted against measured: " + spaced(metric),
-                    .x_axis = "measured",
-                    .y_axis = "predicted",
-                    .words = "On the line, prediction and measurement agree.",
-                    .log_x = true,
-                    .log_y = true};
-        double low = series.points[0][0], high = low;
-        for (const auto& [x, y] : series.points)
-            low = std::min({low, x, y}), high = std::max({high, x, y});
-        chart.series = {std::move(series),
-                        Series{.name = "equal", .points = {{low, low}, {high, high}}}};
-        page.chart(chart);
-    }
-    std::stable_sort(rows.begin(), rows.end(),
-                     [](const auto& a, const auto& b) { return a.first > b.first; });
-    std::vector<std::vector<std::string>> shown;
-    for (const auto& [error, row] : rows)
-        if (shown.size() < 24) shown.push_back(row);
-    if (!shown.empty())
-        page.table({"furthest apart", "metric", "predicted", "measured", "error"}, shown);
 }
 
 /// Whatever else: single values as a list, arrays of objects as tables.
@@ -815,7 +764,7 @@ void add_sections(Page& page, const ReportFile& file) {
         case ReportKind::validation:
             return add_validation_sections(page, file.answer);
         case ReportKind::accuracy:
-            return add_accuracy(page, file.answer);
+            return add_accuracy_sections(page, file.answer);
         case ReportKind::profile:
             return add_profile(page, file.answer);
         case ReportKind::trace:

@@ -18,6 +18,19 @@ std::string lower(std::string text) {
     return text;
 }
 
+std::string layout_words(const TrainingRecord& record) {
+    std::string out;
+    const auto add = [&](const char* name, int size) {
+        if (size > 1) out += name + std::string(" ") + std::to_string(size) + ", ";
+    };
+    add("tp", record.tp);
+    add("pp", record.pp);
+    add("vpp", record.vpp);
+    add("cp", record.cp);
+    add("ep", record.ep);
+    return out + "micro-batch " + std::to_string(record.micro_batch);
+}
+
 AccuracyRow row_of(const TrainingRecord& record, const RecordCase& run) {
     AccuracyRow row;
     row.id = record.id;
@@ -28,9 +41,20 @@ AccuracyRow row_of(const TrainingRecord& record, const RecordCase& run) {
     row.framework = record.software.state.framework;
     row.release = record.software.state.release;
     row.sweep = record.sweep;
+    row.model = record.model_name;
+    row.layout = layout_words(record);
+    row.gpus = record.gpus;
+    row.seq = record.seq;
+    row.global_batch = record.global_batch;
     row.assumed = run.assumed;
     row.warnings = run.warnings;
     row.notes = record.notes;
+    if (record.step_time)
+        for (const OtherRelease& other : record.other_releases)
+            if (other.tokens_per_second > 0)
+                row.other_releases.emplace_back(
+                    other.release, 1.0 * record.seq * record.global_batch / record.gpus /
+                                       other.tokens_per_second / record.step_time->value);
     return row;
 }
 
@@ -40,9 +64,9 @@ struct Outcome {
     std::optional<SkippedRecord> skipped;
 };
 
-Outcome predict(const TrainingRecord& record, const ProfileSource& profiles) {
+Outcome predict(const TrainingRecord& record, const EvaluationOptions& options) {
     Outcome out;
-    auto built = case_of(record, profiles);
+    auto built = case_of(record, options.profiles);
     if (auto* skipped = std::get_if<SkippedRecord>(&built)) {
         out.skipped = std::move(*skipped);
         return out;
@@ -60,6 +84,15 @@ Outcome predict(const TrainingRecord& record, const ProfileSource& profiles) {
     base.exposed = report.exposed;
     base.busy = report.busy;
     base.predicted = report.step_time.value;
+    const auto again = [&](const ProfileSource& profiles) -> std::optional<double> {
+        if (!profiles || !(record.step_time || record.tflops_per_gpu)) return std::nullopt;
+        run.step.profile = profiles(record.gpu);
+        return estimate_step(run.step).step_time.value;
+    };
+    base.predicted_neutral = again(options.neutral);
+    if (const auto left_out = options.source_left_out.find(record.source.title);
+        left_out != options.source_left_out.end())
+        base.predicted_source_left_out = again(left_out->second);
     if (record.step_time) {
         AccuracyRow row = base;
         row.metric = record.sweep.empty() ? Metric::step_time : Metric::step_time_of_sweep;
@@ -89,6 +122,7 @@ Outcome predict(const TrainingRecord& record, const ProfileSource& profiles) {
         row.measured = record.peak_memory->value;
         row.predicted =
             std::max_element(report.peak_memory.begin(), report.peak_memory.end())->value;
+        row.predicted_neutral = row.predicted_source_left_out = std::nullopt;
         out.rows.push_back(std::move(row));
     }
     return out;
@@ -111,16 +145,20 @@ const EnumNames<Metric>& enum_names<Metric>() {
     return names;
 }
 
-ProfileSource shipped_profile_source() {
+ProfileSource shipped_profile_source(std::optional<Calibration> calibration) {
     struct Cache {
         std::mutex mutex;
         std::map<std::string, std::shared_ptr<const Profile>> profiles;
     };
     auto cache = std::make_shared<Cache>();
-    return [cache](const std::string& gpu) {
+    return [cache, calibration = std::move(calibration)](const std::string& gpu) {
         const std::lock_guard lock(cache->mutex);
         auto& found = cache->profiles[gpu];
-        if (!found) found = std::make_shared<const Profile>(load_profile(gpu));
+        if (!found) {
+            Profile profile = load_profile(gpu);
+            if (calibration) profile.calibration = *calibration;
+            found = std::make_shared<const Profile>(std::move(profile));
+        }
         return found;
     };
 }
@@ -157,7 +195,7 @@ Evaluation evaluate_training(const std::vector<Record>& records, const Evaluatio
         records.size(), options.num_threads,
         [&](std::size_t i) {
             if (const auto* training = std::get_if<TrainingRecord>(&records[i]))
-                outcomes[i] = predict(*training, options.profiles);
+                outcomes[i] = predict(*training, options);
             else if (const auto* skipped = std::get_if<SkippedRecord>(&records[i]))
                 outcomes[i].skipped = *skipped;
             else if (const auto* curve = std::get_if<CurveRecord>(&records[i]))

@@ -1,7 +1,9 @@
 #pragma once
 /// Published runs predicted, one row a figure that was measured.
 
+#include <array>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -29,6 +31,8 @@ enum class Metric : std::uint8_t {
 /// One measured figure and ours.
 struct AccuracyRow {
     std::string id, source, gpu, precision, architecture, framework, release, sweep;
+    std::string model, layout;  ///< layout in words: "tp 2, pp 4, micro-batch 1"
+    int gpus = 0, seq = 0, global_batch = 0;
     Metric metric = Metric::step_time;
     double measured = 0, predicted = 0;  ///< seconds or bytes
     std::optional<double> predicted_neutral, predicted_source_left_out;
@@ -36,7 +40,9 @@ struct AccuracyRow {
     std::vector<Assumption> assumed;
     std::vector<std::string> warnings;
     TimeBreakdown exposed, busy;  ///< of a step time
-    std::string notes, cause;     ///< what dominates the prediction, and what its notes say
+    std::string notes;
+    /// Release, and its time over this one's: the same recipe in other software.
+    std::vector<std::pair<std::string, double>> other_releases;
     double error() const { return predicted / measured - 1; }
 };
 
@@ -48,14 +54,17 @@ struct Evaluation {
 struct EvaluationOptions {
     int num_threads = 0;  ///< 0: all cores; the answer does not depend on it
     ProfileSource profiles;
+    ProfileSource neutral;  ///< benchmarks taken at their word; empty: not predicted
+    /// By title of a source: fitted without its records.
+    std::map<std::string, ProfileSource> source_left_out;
     std::function<void(std::size_t, std::size_t)> progress;  ///< done, of
 };
 
 /// Predicts every training record, step time and peak memory where they are published.
 Evaluation evaluate_training(const std::vector<Record>&, const EvaluationOptions&);
 
-/// Shipped profiles, each read once.
-ProfileSource shipped_profile_source();
+/// Shipped profiles, each read once. @param calibration  in place of the shipped one
+ProfileSource shipped_profile_source(std::optional<Calibration> calibration = std::nullopt);
 
 /// Seconds of a step behind a published rate of flops, by the convention it was counted in; empty
 /// where the convention is unknown.

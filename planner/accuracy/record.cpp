@@ -7,6 +7,7 @@
 
 #include "core/errors.hpp"
 #include "core/text.hpp"
+#include "planner/accuracy/gpu_names.hpp"
 
 namespace moeplan {
 namespace {
@@ -108,10 +109,11 @@ Record training_record(const JsonReader& record, const std::string& id) {
     out.seq = canonical.at("seq").count(1, 1 << 26);
     out.micro_batch = canonical.at("micro_batch").count(1, kMostGpus);
     out.global_batch = canonical.at("global_batch").count(1, 1 << 26);
-    out.gpus_per_node = canonical.count_or("gpus_per_node", 8, 1, 1024);
+    if (canonical.has("gpus_per_node"))
+        out.gpus_per_node = canonical.at("gpus_per_node").count(1, 1024);
     out.tp = size_of(canonical, "tp");
     out.pp = size_of(canonical, "pp");
-    out.vpp = size_of(canonical, "vpp");
+    out.vpp = out.pp > 1 ? size_of(canonical, "vpp") : 1;  // nothing to interleave without stages
     out.cp = size_of(canonical, "cp");
     out.ep = size_of(canonical, "ep");
     if (canonical.has("etp")) out.etp = size_of(canonical, "etp");
@@ -146,7 +148,7 @@ Record training_record(const JsonReader& record, const std::string& id) {
         stated_software(text_or(record, "software"), out.source.date, workload.value(), out.notes);
     if (const auto hardware = record.find("hardware"); hardware && hardware->is_object())
         out.network = stated_network(text_or(*hardware, "inter"), text_or(*hardware, "nic"),
-                                     out.gpus_per_node);
+                                     out.gpus_per_node.value_or(8));
 
     if (const auto found = canonical.find("step_time_s"))
         out.step_time = Seconds{found->number(1e-9, 1e9)};
@@ -201,8 +203,7 @@ std::vector<Record> table_records(const JsonReader& table) {
 
     const std::string software = text_or(table, "software"), workload = text_or(table, "workload");
     const JsonReader hardware = table.at("hardware");
-    const std::string part =
-        lower_words(text_or(hardware, "gpu")).empty() ? "" : text_or(hardware, "gpu");
+    const std::string part = text_or(hardware, "gpu");
     std::vector<Record> out;
     std::size_t index = 0;
     for (const JsonReader& row : table.at("rows").items()) {
@@ -220,10 +221,7 @@ std::vector<Record> table_records(const JsonReader& table) {
             record.model_name =
                 "GPT h" + std::to_string(count("hidden")) + " L" + std::to_string(count("layers"));
             record.kind = "pretrain";
-            // "A100 SXM4 80GB" and "…40GB" as hardware.json names them
-            record.gpu = part.find("A100") == std::string::npos   ? part
-                         : part.find("40GB") != std::string::npos ? "a100-sxm-40"
-                                                                  : "a100-sxm-80";
+            record.gpu = gpu_id_of_name(part).value_or(part);
             record.gpus = count("gpus");
             record.gpus_per_node =
                 std::min(record.gpus, hardware.count_or("gpus_per_node", 8, 1, 1024));
@@ -279,6 +277,16 @@ Record one_record(const JsonReader& record, const std::string& fallback_id) {
         record.at("group").fail("training, collectives, kernels, routing or peer_claims");
     } catch (const InputError& error) {
         return skipped(id, group, source, "field", reason_of(error));
+    }
+}
+
+/// A table whose columns are wrong is one record that is skipped.
+std::vector<Record> table_or_reason(const JsonReader& table) {
+    try {
+        return table_records(table);
+    } catch (const InputError& error) {
+        return {
+            skipped(text_or(table, "id"), text_or(table, "group"), "", "field", reason_of(error))};
     }
 }
 
@@ -348,9 +356,12 @@ StatedNetwork stated_network(const std::string& inter, const std::string& nic, i
 }
 
 std::vector<Record> read_records(const JsonReader& file) {
-    if (is_table(file)) return table_records(file);
+    if (is_table(file)) return table_or_reason(file);
     std::vector<Record> out;
     if (file.is_object() && file.has("records")) return read_records(file.at("records"));
+    if (file.is_object() && file.has("systems") && file.has("gpus"))
+        return {
+            skipped(file.file(), "datasheets", "", "not_a_target", "datasheets, no measurement")};
     if (file.is_object()) {
         if (!file.has("id") || !file.has("group"))
             file.fail("a list of records, one record (id, group …) or a table (columns, rows)");
@@ -359,15 +370,11 @@ std::vector<Record> read_records(const JsonReader& file) {
     }
     if (!file.is_array())
         file.fail("a list of records, one record (id, group …) or a table (columns, rows)");
-    std::size_t index = 0;
     for (const JsonReader& item : file.items()) {
-        const std::string place = item.pointer();
-        if (is_table(item)) {
-            for (Record& record : table_records(item)) out.push_back(std::move(record));
-        } else {
-            out.push_back(one_record(item, place));
-        }
-        ++index;
+        if (is_table(item))
+            for (Record& record : table_or_reason(item)) out.push_back(std::move(record));
+        else
+            out.push_back(one_record(item, item.pointer()));
     }
     return out;
 }

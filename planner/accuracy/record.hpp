@@ -43,7 +43,8 @@ struct TrainingRecord {
     ModelSpec model;
     std::vector<std::string> model_assumptions;  ///< what the architecture left open
     std::string gpu;                             ///< id of a shipped cluster and profile
-    int gpus = 1, gpus_per_node = 8;
+    int gpus = 1;
+    std::optional<int> gpus_per_node;
     StatedNetwork network;
     int seq = 0, micro_batch = 0, global_batch = 0;
     int tp = 1, pp = 1, vpp = 1, cp = 1, ep = 1;
@@ -54,7 +55,6 @@ struct TrainingRecord {
     std::optional<Sharding> sharding;
     std::optional<std::string> routing;  ///< balanced, token_drop, natural
     StatedSoftware software;
-    std::string overlap_notes;
     std::optional<Seconds> step_time;
     std::optional<double> tflops_per_gpu;
     std::string tflops_convention;

@@ -11,9 +11,9 @@
 namespace moeplan {
 namespace {
 
-/// Documents' over-dispersion E·ρ of trained top-k routers: .3 … .8 in recorded runs
-/// (docs/routing-traces.md).
-constexpr double kNaturalConcentration = 0.6;
+/// Of natural routing, whose loads are seldom published: Zipf's exponent at which 128 experts have
+/// the Gini coefficient 0.7 that trained MoE models have on average (routing.json, lpr-gini).
+constexpr double kNaturalExponent = 1.1;
 
 class Builder {
   public:
@@ -75,7 +75,14 @@ class Builder {
     }
 
     void cluster() {
-        int per_node = record_.gpus_per_node, nodes = 1;
+        int per_node = 8, nodes = 1;
+        if (record_.gpus_per_node) {
+            per_node = *record_.gpus_per_node;
+        } else {
+            make_cluster(record_.gpu, 1, 1, {}, {});  // refuses a GPU that is not known
+            per_node = load_cluster(record_.gpu).gpus_per_node;
+            assume("gpus_per_node", std::to_string(per_node), "unstated; as the shipped system");
+        }
         if (record_.gpus <= per_node) {
             per_node = record_.gpus;
         } else {
@@ -88,15 +95,30 @@ class Builder {
         std::optional<int> nics = record_.network.nics_per_node;
         std::optional<double> gbps = record_.network.nic_gbps;
         if (nics && per_node<record_.gpus_per_node&& * nics> per_node) nics = per_node;
-        if (nodes > 1 && !gbps && record_.gpu == "b300-sxm") {
-            gbps = 400;
-            assume("network", "400 Gb/s a GPU",
-                   "unstated; B300 systems of other records behave so");
-        } else if (nodes > 1 && !gbps) {
-            assume("network", "as the shipped " + record_.gpu, "unstated");
-        }
         if (nics && per_node % *nics != 0 && *nics % per_node != 0) nics.reset();
-        out_.step.cluster = make_cluster(record_.gpu, nodes, per_node, nics, gbps);
+        ClusterSpec& cluster = out_.step.cluster;
+        cluster = make_cluster(record_.gpu, nodes, per_node, nics, gbps);
+        if (record_.gpus > gpus_per_domain(cluster) && !gbps) {
+            const bool b300 = record_.gpu == "b300-sxm";
+            if (b300) cluster.scale_out.bandwidth = BytesPerSecond{400e9 / 8};
+            assume("network", b300 ? "400 Gb/s a GPU" : "as the shipped " + record_.gpu,
+                   b300 ? "unstated; B300 systems of other records behave so" : "unstated");
+        }
+        segment_racks();
+    }
+
+    /// Jobs of several racks take 16 of a rack's 18 nodes, so that groups of powers of two lie
+    /// inside one NVLink domain.
+    void segment_racks() {
+        ClusterSpec& cluster = out_.step.cluster;
+        auto* fabric = std::get_if<Fabric>(&cluster.topology);
+        auto* domain = fabric ? std::get_if<NvSwitch>(&fabric->scale_up) : nullptr;
+        if (!domain || domain->gpus_per_domain != 72 || num_gpus(cluster) <= 72 ||
+            64 % cluster.gpus_per_node != 0)
+            return;
+        domain->gpus_per_domain = 64;
+        assume("nvlink_domain", "64 GPUs of a rack",
+               "unstated; jobs of several racks take 16 of their 18 nodes");
     }
 
     void layout() {
@@ -273,10 +295,10 @@ class Builder {
             const std::string kind = record_.routing.value_or("balanced");
             if (!record_.routing) assume("routing", "balanced", "unstated; benchmarks force it");
             if (kind == "natural") {
-                routing.kind = "document_pools";
-                routing.document_concentration = kNaturalConcentration;
-                assume("routing", "document-pools:" + exact_text(kNaturalConcentration),
-                       "natural, its loads are not published: as recorded top-k routers");
+                routing.kind = "zipf";
+                routing.exponent = kNaturalExponent;
+                assume("routing", "zipf:" + exact_text(kNaturalExponent),
+                       "natural, its loads are not published: Gini 0.7, as trained models have");
             } else {
                 routing.kind = kind;
             }

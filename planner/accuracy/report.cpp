@@ -48,28 +48,6 @@ Json row_json(const AccuracyRow& row) {
 
 }  // namespace
 
-std::string likely_cause(const AccuracyRow& row) {
-    std::vector<std::pair<double, std::string>> parts;
-    for_each_part(row.exposed, [&](const char* key, Seconds time) {
-        std::string name = key;
-        if (name.ends_with("_s")) name.resize(name.size() - 2);
-        std::replace(name.begin(), name.end(), '_', ' ');
-        parts.emplace_back(time.value / row.exposed.total().value, name);
-    });
-    std::stable_sort(parts.begin(), parts.end(),
-                     [](const auto& a, const auto& b) { return a.first > b.first; });
-    std::string out;
-    for (std::size_t i = 0; i < 2 && i < parts.size() && parts[i].first > 0.1; ++i)
-        out += (i ? ", " : "predicted mostly ") +
-               fmt::format("{} {:.0f} %", parts[i].second, 100 * parts[i].first);
-    if (!row.assumed.empty()) {
-        std::vector<std::string> keys;
-        for (const Assumption& assumption : row.assumed) keys.push_back(assumption.key);
-        out += "; assumed " + join(keys, ", ");
-    }
-    return out;
-}
-
 Json to_json(const Evaluation& evaluation) {
     Json out = json_header("accuracy");
     const auto summary = [&](Judged judged) {
@@ -100,7 +78,7 @@ Json to_json(const Evaluation& evaluation) {
         out["worst"].push_back(
             Json{{"id", worst.row->id},
                  {"predicted_over_measured", worst.row->predicted / worst.row->measured},
-                 {"cause", likely_cause(*worst.row)}});
+                 {"cause", worst.cause}});
     out["records"] = Json::array();
     for (const AccuracyRow& row : evaluation.rows) out["records"].push_back(row_json(row));
     for (const SkippedRecord& skipped : evaluation.skipped)
@@ -111,18 +89,23 @@ Json to_json(const Evaluation& evaluation) {
 
 std::string rows_as_csv(const Evaluation& evaluation) {
     std::string out =
-        "id,metric,source,gpu,precision,architecture,framework,release,measured,predicted,ratio";
+        "id,metric,source,gpu,precision,architecture,framework,release,model,gpus,seq,global_batch,"
+        "layout,measured,predicted,ratio,predicted_neutral,predicted_source_left_out";
     const TimeBreakdown names;
     for (const char* kind : {"exposed", "busy"})
         for_each_part(
             names, [&](const char* key, Seconds) { out += std::string(",") + kind + "." + key; });
     out += ",assumed,warnings\n";
     for (const AccuracyRow& row : evaluation.rows) {
-        out += quoted(row.id) + "," + std::string(name_of(row.metric)) + "," + quoted(row.source) +
-               "," + row.gpu + "," + row.precision + "," + row.architecture + "," +
-               quoted(row.framework) + "," + quoted(row.release) + "," + exact_text(row.measured) +
-               "," + exact_text(row.predicted) + "," +
-               fmt::format("{:.4f}", row.predicted / row.measured);
+        out +=
+            join({quoted(row.id), std::string(name_of(row.metric)), quoted(row.source), row.gpu,
+                  row.precision, row.architecture, quoted(row.framework), quoted(row.release),
+                  quoted(row.model), std::to_string(row.gpus), std::to_string(row.seq),
+                  std::to_string(row.global_batch), quoted(row.layout), exact_text(row.measured),
+                  exact_text(row.predicted), fmt::format("{:.4f}", row.predicted / row.measured)},
+                 ",");
+        for (const auto& other : {row.predicted_neutral, row.predicted_source_left_out})
+            out += "," + (other ? exact_text(*other) : "");
         for (const TimeBreakdown* parts : {&row.exposed, &row.busy})
             for_each_part(*parts, [&](const char*, Seconds time) {
                 out += fmt::format(",{:.6g}", time.value);

@@ -8,9 +8,6 @@
 
 namespace moeplan {
 
-/// What the prediction rests on most and what the record's notes say: where to look first.
-std::string likely_cause(const AccuracyRow&);
-
 /// schemas/accuracy.schema.json
 Json to_json(const Evaluation&);
 

@@ -1,12 +1,10 @@
 #include "planner/accuracy/summary.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "core/text.hpp"
+#include "planner/accuracy/cause.hpp"
 
 namespace moeplan {
 namespace {
@@ -96,7 +94,7 @@ std::vector<WorstRow> worst_rows(const std::vector<AccuracyRow>& rows, Metric me
                                  std::size_t count) {
     std::vector<WorstRow> out;
     for (const AccuracyRow& row : rows)
-        if (row.metric == metric) out.push_back({&row, row.cause});
+        if (row.metric == metric) out.push_back({&row, ""});
     const auto distance = [](const WorstRow& w) {
         return std::abs(std::log(w.row->predicted / w.row->measured));
     };
@@ -104,6 +102,7 @@ std::vector<WorstRow> worst_rows(const std::vector<AccuracyRow>& rows, Metric me
         return distance(a) > distance(b);
     });
     if (out.size() > count) out.resize(count);
+    for (WorstRow& worst : out) worst.cause = likely_cause(*worst.row, rows);
     return out;
 }
 
