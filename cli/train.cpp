@@ -15,6 +15,7 @@
 #include "core/output_file.hpp"
 #include "core/quantity_text.hpp"
 #include "core/text.hpp"
+#include "model/expert_subsets.hpp"
 #include "model/text/prepare.hpp"
 
 namespace moeplan::cli {
@@ -26,7 +27,8 @@ struct Words {
     TextOptions text;
     std::string device = "cpu", out, trace, checkpoint, gates, schedule = "cosine", evaluate,
                 order = "shuffled";
-    std::string json;
+    std::string json, select = "greedy", gate_scaling = "kept";
+    SubsetOptions subset;
     TrainOptions train;
     double held_out = 0.05;
     std::uint64_t seed = 0;
@@ -126,6 +128,60 @@ Json answer_of(const TrainResult& result) {
     return answer;
 }
 
+Json by_domain(const SubsetLosses& losses, const std::vector<double>& values) {
+    Json out = Json::object();
+    for (std::size_t d = 0; d < values.size(); ++d)
+        if (losses.test_tokens[d] > 0) out[losses.domains[d]] = values[d];
+    return out;
+}
+
+/// `--evaluate CHECKPOINT --keep-experts K …`
+int run_subsets(Words& words, const TokenData& text) {
+    SubsetOptions& subset = words.subset;
+    subset.select = *from_name<SubsetSelection>(words.select);
+    subset.scaling = *from_name<GateScaling>(words.gate_scaling);
+    subset.test_sequences = subset.selection_sequences;
+    const SubsetLosses losses =
+        evaluate_subsets(words.train, words.evaluate, text, words.held_out, subset);
+    Json answer = json_header("expert_subsets");
+    answer["select"] = words.select;
+    answer["gate_scaling"] = words.gate_scaling;
+    for (std::size_t d = 0; d < losses.domains.size(); ++d)
+        if (losses.test_tokens[d] > 0)
+            answer["test_tokens"][losses.domains[d]] = losses.test_tokens[d];
+    const auto put = [&](Json& to, const SubsetLoss& loss) {
+        to["experts"] = loss.kept;
+        to["loss"] = loss.mean;
+        to["increase"] = loss.mean - losses.whole.mean;
+        to["by_domain"] = by_domain(losses, loss.by_domain);
+    };
+    put(answer["whole"], losses.whole);
+    put(answer["no_routed_expert"], losses.none);
+    for (const SubsetLoss& loss : losses.subsets) {
+        Json& to = answer["subsets"].emplace_back();
+        put(to, loss);
+        to["retained"] = loss.retained;
+        to["loss_with_experts_of_another_domain"] = loss.mean_of_another;
+    }
+    if (words.json != "-") {
+        std::printf("%-24s %10s %10s %10s %18s\n", "routed experts kept", "loss", "increase",
+                    "retained", "of another domain");
+        const auto line = [&](const char* what, const SubsetLoss& loss) {
+            std::printf("%-24s %10.4f %+10.4f", what, loss.mean, loss.mean - losses.whole.mean);
+        };
+        line("all", losses.whole);
+        std::printf("\n");
+        for (const SubsetLoss& loss : losses.subsets) {
+            line(std::to_string(loss.kept).c_str(), loss);
+            std::printf(" %10.3f %18.4f\n", loss.retained, loss.mean_of_another);
+        }
+        line("none", losses.none);
+        std::printf("\nloss: nats a token, mean of the domains, on sequences that chose nothing\n");
+    }
+    if (!words.json.empty()) write_whole(words.json, to_file_text(answer));
+    return kDone;
+}
+
 int run_training(Words& words, Communicator& world) {
     TrainOptions& options = words.train;
     const auto& optimizer = options.optimizer;
@@ -167,6 +223,15 @@ int run_training(Words& words, Communicator& world) {
         options.held_out = std::make_shared<PackedTokens>(pack(text, Part::held_out, packing));
     options.data_digest = text.digest;
 
+    if (!words.subset.kept.empty()) {
+        if (words.evaluate.empty())
+            throw InputError("--keep-experts", "", std::to_string(words.subset.kept.front()),
+                             "--evaluate CHECKPOINT, of which experts are kept");
+        if (world.size() != 1)
+            throw InputError("--keep-experts", "", std::to_string(world.size()) + " ranks",
+                             "one process: experts are chosen where all of them are");
+        return run_subsets(words, text);
+    }
     if (!words.evaluate.empty()) {
         const Evaluation evaluation = evaluate(options, words.evaluate, world);
         if (world.rank() != 0) return kDone;
@@ -261,6 +326,23 @@ void add_train(CLI::App& app, Run& run) {
     sub->add_flag("--continue", words.train.resume, "go on from the newest checkpoint");
     sub->add_option("--evaluate", words.evaluate,
                     "held-out loss of this checkpoint instead of training");
+    sub->add_option("--keep-experts", words.subset.kept,
+                    "with --evaluate: loss of each domain when so many routed experts of every "
+                    "layer stay; several: 16,8,4")
+        ->delimiter(',');
+    sub->add_option("--select", words.select,
+                    "how they are chosen on other sequences of the domain: routing (mean "
+                    "probability), greedy (likewise, layer by layer), easy-ep")
+        ->check(CLI::IsMember({"routing", "greedy", "easy-ep"}))
+        ->capture_default_str();
+    sub->add_option("--gate-scaling", words.gate_scaling,
+                    "gates from a softmax over the experts kept, or over all (unpruned), as trained")
+        ->check(CLI::IsMember({"kept", "unpruned"}))
+        ->capture_default_str();
+    sub->add_option("--select-sequences", words.subset.selection_sequences,
+                    "held-out sequences of a domain that choose; as many others test")
+        ->check(CLI::Range(1, 4096))
+        ->capture_default_str();
     sub->add_option("--json", words.json, "the whole answer as JSON there; -: standard output");
     add_seed_flag(*sub, words.seed);
     sub->footer("Example: moeplan train --model tiny-top-k --data synthetic --steps 5");

@@ -58,6 +58,7 @@ Count router_parameters(const ModelSpec& model, const MoeFeedForward& moe) {
     Count out =
         moe.router_size > 0 ? width * moe.router_size + rows * moe.router_size : rows * width;
     if (moe.router_bias) out += rows;
+    if (moe.routing == "x_moe_cosine") ++out;  // its temperature
     if (moe.selection_bias) out += moe.num_experts;
     return out;
 }

@@ -12,6 +12,7 @@
 #include "core/text.hpp"
 #include "model/checkpoint.hpp"
 #include "model/layers/transformer.hpp"
+#include "model/micro_batch.hpp"
 #include "model/op_counts.hpp"
 #include "model/trace_recorder.hpp"
 
@@ -36,14 +37,6 @@ struct Run {
     Run(const TrainOptions& o, Communicator& w)
         : options(o), world(w), rt(backend_for(o.device, o.device_ordinal), o.format) {}
 };
-
-ModelSpec with_gates(ModelSpec model, std::optional<bool> renormalise) {
-    if (renormalise)
-        for (LayerSpec& layer : model.layers)
-            if (auto* moe = std::get_if<MoeFeedForward>(&layer.feed_forward))
-                moe->renormalise_gates = *renormalise;
-    return model;
-}
 
 void check_options(const TrainOptions& options, int ranks) {
     const ParallelLayout& layout = options.layout;
@@ -114,31 +107,6 @@ std::unique_ptr<Run> begin_run(const TrainOptions& options, Communicator& world)
     run->shape = {options.schedule.micro_batch_size, options.schedule.num_micro_batches,
                   world.size()};
     return run;
-}
-
-MicroBatch on_device(Runtime& rt, const TokenBatch& batch, std::int64_t index, double loss_weight) {
-    MicroBatch out;
-    out.num_sequences = batch.num_sequences;
-    out.sequence_length = batch.sequence_length;
-    out.index = index;
-    out.loss_weight = loss_weight;
-    out.domains = batch.domains;
-    std::vector<std::int32_t> positions(batch.tokens.size()), documents(batch.tokens.size());
-    for (std::size_t t = 0; t < positions.size(); ++t)
-        positions[t] = std::int32_t(t % std::size_t(batch.sequence_length));
-    std::int32_t number = 0;
-    for (const DocumentSpan& span : document_spans(batch)) {
-        for (std::int32_t t = span.begin; t < span.end; ++t) documents[std::size_t(t)] = number;
-        out.document_begin.push_back(span.begin);
-        out.document_ids.push_back(span.document);
-        ++number;
-    }
-    out.document_begin.push_back(std::int32_t(batch.tokens.size()));
-    out.tokens = rt.upload(std::vector<std::int32_t>(batch.tokens.begin(), batch.tokens.end()));
-    out.targets = rt.upload(std::vector<std::int32_t>(batch.targets.begin(), batch.targets.end()));
-    out.positions = rt.upload(positions);
-    out.documents = rt.upload(documents);
-    return out;
 }
 
 void sum_gradient(Runtime& rt, Tensor& gradient, const Communicator& group) {
@@ -394,6 +362,14 @@ std::vector<double> of_all_ranks(const Communicator& world, double mine) {
 }
 
 }  // namespace
+
+ModelSpec with_gates(ModelSpec model, std::optional<bool> renormalise) {
+    if (renormalise)
+        for (LayerSpec& layer : model.layers)
+            if (auto* moe = std::get_if<MoeFeedForward>(&layer.feed_forward))
+                moe->renormalise_gates = *renormalise;
+    return model;
+}
 
 TrainResult train(const TrainOptions& options, Communicator& world,
                   const TrainCallbacks& callbacks) {

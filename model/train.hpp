@@ -105,6 +105,9 @@ class Diverged : public std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
+/// The model with the gates that a run asks for instead of its own.
+ModelSpec with_gates(ModelSpec, std::optional<bool> renormalise);
+
 /// @throws InputError: options that do not fit each other or the number of ranks; EnvironmentError:
 /// device; Diverged
 TrainResult train(const TrainOptions&, Communicator& world, const TrainCallbacks& = {});

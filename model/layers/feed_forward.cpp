@@ -7,7 +7,7 @@ namespace moeplan {
 ExpertNetworks::ExpertNetworks(Runtime& rt, ParameterSet& parameters, const std::string& name,
                                std::int64_t width, std::int64_t inner, Activation activation,
                                bool bias, int num_layers, Held held, std::int64_t num_experts,
-                               std::int64_t first)
+                               std::int64_t first, bool sub_norm)
     : rt_(rt), width_(width), inner_(inner), experts_(num_experts), activation_(activation) {
     const std::int64_t wide = activation == Activation::swiglu ? 2 * inner : inner;
     const double in = 1 / std::sqrt(double(width)),
@@ -22,6 +22,9 @@ ExpertNetworks::ExpertNetworks(Runtime& rt, ParameterSet& parameters, const std:
         down_bias_ = &parameters.make(name + ".down_bias", {num_experts, width}, 0, 0, held,
                                       first * width, false);
     }
+    if (sub_norm)
+        sub_norm_ = std::make_unique<LayerNorm>(rt, parameters, name + ".sub_norm", inner, held,
+                                                num_experts, first);
 }
 
 void ExpertNetworks::product(GroupedProduct kind, void* x, void* w, void* y, std::int64_t rows,
@@ -76,6 +79,9 @@ Tensor ExpertNetworks::forward(const void* x, std::int64_t rows, const Tensor& o
             rt_.run(rt_.kernels.relu_forward, call, "relu_forward");
             break;
     }
+    if (sub_norm_)
+        saved.inner =
+            sub_norm_->forward(saved.inner.data(), rows, offsets, host_offsets, saved.norm);
     Tensor y = rt_.tensor(rows * width_);
     product(GroupedProduct::forward, saved.inner.data(), down_->value.data(), y.data(), rows,
             width_, inner_, offsets, host_offsets);
@@ -105,6 +111,7 @@ Tensor ExpertNetworks::backward(const void* x, const Tensor& dy, std::int64_t ro
     product(GroupedProduct::data_gradient, dinner.data(), down_->value.data(), dy.data(), rows,
             width_, inner_, offsets, host_offsets);
     saved.inner.reset();
+    if (sub_norm_) dinner = sub_norm_->backward(dinner, rows, offsets, host_offsets, saved.norm);
     // The gradient of what the activation saw takes its place.
     const ActivationBackward call{
         saved.before.data(), dinner.data(), saved.before.data(), rows, inner_, rt_.format};

@@ -2,26 +2,31 @@
 /// Position-wise feed-forward networks: one for all tokens (dense, shared experts), and the
 /// experts' grouped form.
 
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "model/layers/norm.hpp"
 #include "model/layers/parameters.hpp"
 #include "model/model_spec.hpp"
 
 namespace moeplan {
 
 /// y = down · act(up · x): two matrices (relu, gelu) or three (swiglu: `up` holds the gate's rows,
-/// then the up's). With several experts, expert e owns rows offsets[e] … offsets[e+1]−1 of x.
+/// then the up's); with `sub_norm`, a LayerNorm of the inner width before `down`. With several
+/// experts, expert e owns rows offsets[e] … offsets[e+1]−1 of x.
 class ExpertNetworks {
   public:
     /// @param num_experts  held by this rank; 1 without `held` by_expert_rank for a dense network
     /// @param first        index of our first expert
     ExpertNetworks(Runtime&, ParameterSet&, const std::string& name, std::int64_t width,
                    std::int64_t inner, Activation, bool bias, int num_layers,
-                   Held held = Held::by_all, std::int64_t num_experts = 1, std::int64_t first = 0);
+                   Held held = Held::by_all, std::int64_t num_experts = 1, std::int64_t first = 0,
+                   bool sub_norm = false);
 
     struct Saved {
-        Tensor before, inner;
+        Tensor before, inner;  ///< what the activation saw; what `down` saw
+        LayerNorm::Saved norm;
     };
     /// @param host_offsets  [num_experts + 1]; the rows' owners
     Tensor forward(const void* x, std::int64_t rows, const Tensor& offsets,
@@ -43,6 +48,7 @@ class ExpertNetworks {
     std::int64_t width_, inner_, experts_;
     Activation activation_;
     Parameter *up_ = nullptr, *down_ = nullptr, *up_bias_ = nullptr, *down_bias_ = nullptr;
+    std::unique_ptr<LayerNorm> sub_norm_;
 };
 
 }  // namespace moeplan

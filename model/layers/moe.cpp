@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <limits>
 
 #include "core/errors.hpp"
 #include "traces/routing_trace.hpp"
@@ -16,6 +17,13 @@ double seconds_since(Clock::time_point begin) {
 }
 
 }  // namespace
+
+template <>
+const EnumNames<GateScaling>& enum_names<GateScaling>() {
+    static const EnumNames<GateScaling> names = {{GateScaling::over_kept, "kept"},
+                                                 {GateScaling::over_all, "unpruned"}};
+    return names;
+}
 
 MoeLayer::MoeLayer(Runtime& rt, ParameterSet& parameters, const std::string& name,
                    const ModelSpec& model, const MoeFeedForward& spec, ExpertGroup& group,
@@ -55,6 +63,9 @@ MoeLayer::MoeLayer(Runtime& rt, ParameterSet& parameters, const std::string& nam
     if (rule_.reduced_router)
         reduce_ = &parameters.make(name + ".router_reduce", {score_width, width_},
                                    1 / std::sqrt(double(width_)));
+    if (rule_.cosine)
+        temperature_ = &parameters.make(name + ".router_temperature", {1}, 0, rule_.temperature,
+                                        Held::by_all, 0, false);
     router_ =
         &parameters.make(name + ".router", {spec.num_experts, score_width},
                          1 / std::sqrt(double(score_width)) * (rule_.reduced_router ? 1 : 0.5));
@@ -67,73 +78,107 @@ MoeLayer::MoeLayer(Runtime& rt, ParameterSet& parameters, const std::string& nam
     }
     experts_ = std::make_unique<ExpertNetworks>(
         rt, parameters, name + ".experts", width_, spec.expert_hidden_size, spec.activation,
-        spec.bias, layers, Held::by_expert_rank, local_experts_, first_expert_);
+        spec.bias, layers, Held::by_expert_rank, local_experts_, first_expert_, spec.sub_norm);
     if (spec.num_shared_experts >
         0)  // always on, of one width each: together they are one wider network
         shared_ = std::make_unique<ExpertNetworks>(
             rt, parameters, name + ".shared", hidden_,
             spec.num_shared_experts * spec.shared_expert_hidden_size, spec.activation, spec.bias,
-            layers);
+            layers, Held::by_all, 1, 0, spec.sub_norm);
+}
+
+/// Rows of length 1, v / |v| = rms_norm(v) / √width, and back.
+Tensor MoeLayer::unit_rows(const Tensor& x, std::int64_t rows, Tensor& scale) {
+    const std::int64_t small = spec_.router_size;
+    Tensor out = rt_.tensor(rows * small);
+    scale = rt_.statistic(rows);
+    rt_.run(
+        rt_.kernels.rms_norm_forward,
+        RmsNormForward{x.data(), nullptr, out.data(), scale.data(), rows, small, 1e-12, rt_.format},
+        "rms_norm_forward");
+    scale_numbers(out, 1 / std::sqrt(double(small)));
+    return out;
+}
+Tensor MoeLayer::unit_rows_backward(const Tensor& x, Tensor& dunit, std::int64_t rows,
+                                    const Tensor& scale) {
+    const std::int64_t small = spec_.router_size;
+    scale_numbers(dunit, 1 / std::sqrt(double(small)));
+    Tensor dx = rt_.tensor(rows * small);
+    rt_.run(rt_.kernels.rms_norm_backward,
+            RmsNormBackward{x.data(), nullptr, scale.data(), dunit.data(), dx.data(), nullptr, rows,
+                            small, false, rt_.format},
+            "rms_norm_backward");
+    return dx;
+}
+void MoeLayer::scale_numbers(Tensor& x, double factor) {
+    rt_.run(rt_.kernels.scale, Scale{x.data(), x.data(), x.count(), factor, 0, x.format()},
+            "scale");
 }
 
 void MoeLayer::score(const Tensor& x, std::int64_t units, Saved& saved) {
-    saved.logits = rt_.statistic(units * spec_.num_experts);
+    const std::int64_t experts = spec_.num_experts, small = spec_.router_size;
+    saved.logits = rt_.statistic(units * experts);
     if (!rule_.reduced_router) {
         linear_forward(rt_, x.data(), router_->value.data(), saved.logits.data(), units, width_,
-                       spec_.num_experts);
+                       experts);
     } else {
-        // Unit expert vectors: e / |e| = rms_norm(e) / √width.
-        const std::int64_t small = spec_.router_size;
         saved.scores_in = rt_.tensor(units * small);
         linear_forward(rt_, x.data(), reduce_->value.data(), saved.scores_in.data(), units, width_,
                        small);
-        saved.expert_unit = rt_.tensor(spec_.num_experts * small);
-        saved.expert_unit_scale = rt_.statistic(spec_.num_experts);
-        rt_.run(rt_.kernels.rms_norm_forward,
-                RmsNormForward{router_->value.data(), nullptr, saved.expert_unit.data(),
-                               saved.expert_unit_scale.data(), spec_.num_experts, small, 1e-12,
-                               rt_.format},
-                "rms_norm_forward");
-        rt_.run(rt_.kernels.scale,
-                Scale{saved.expert_unit.data(), saved.expert_unit.data(), spec_.num_experts * small,
-                      1 / std::sqrt(double(small)), 0, rt_.format},
-                "scale");
-        linear_forward(rt_, saved.scores_in.data(), saved.expert_unit.data(), saved.logits.data(),
-                       units, small, spec_.num_experts);
+        saved.expert_unit = unit_rows(router_->value, experts, saved.expert_unit_scale);
+        if (rule_.cosine)
+            saved.token_unit = unit_rows(saved.scores_in, units, saved.token_unit_scale);
+        const Tensor& tokens = rule_.cosine ? saved.token_unit : saved.scores_in;
+        linear_forward(rt_, tokens.data(), saved.expert_unit.data(), saved.logits.data(), units,
+                       small, experts);
+        if (temperature_) {
+            saved.temperature =
+                rt_.download(temperature_->value.data(), 1, temperature_->value.format())[0];
+            scale_numbers(saved.logits, 1 / saved.temperature);
+        }
     }
     if (router_bias_)
-        add_bias(rt_, saved.logits.data(), router_bias_->value.data(), units, spec_.num_experts);
+        add_bias(rt_, saved.logits.data(), router_bias_->value.data(), units, experts);
 }
 
-void MoeLayer::score_backward(const Tensor& dlogits, std::int64_t units, Tensor& dsplit,
-                              Saved& saved) {
+void MoeLayer::score_backward(Tensor& dlogits, std::int64_t units, Tensor& dsplit, Saved& saved) {
+    const std::int64_t experts = spec_.num_experts, small = spec_.router_size;
     if (router_bias_)
-        add_bias_gradient(rt_, dlogits.data(), router_bias_->gradient.data(), units,
-                          spec_.num_experts);
+        add_bias_gradient(rt_, dlogits.data(), router_bias_->gradient.data(), units, experts);
     const void* x = saved.split.data();
     if (!rule_.reduced_router) {
         linear_backward(rt_, x, router_->value.data(), dlogits.data(), dsplit.data(),
-                        router_->gradient.data(), units, width_, spec_.num_experts, true);
+                        router_->gradient.data(), units, width_, experts, true);
         return;
     }
-    const std::int64_t small = spec_.router_size;
-    Tensor dscores = rt_.tensor(units * small), dunit = rt_.tensor(spec_.num_experts * small),
-           dexperts = rt_.tensor(spec_.num_experts * small);
+    const Tensor& tokens = rule_.cosine ? saved.token_unit : saved.scores_in;
+    if (temperature_) {
+        // logits = s/τ: ds = dlogits/τ, dτ = −Σ ds · s / τ; s is made again.
+        scale_numbers(dlogits, 1 / saved.temperature);
+        Tensor scores = rt_.statistic(units * experts);
+        linear_forward(rt_, tokens.data(), saved.expert_unit.data(), scores.data(), units, small,
+                       experts);
+        GemmCall product;
+        product.a = dlogits.data();
+        product.b = scores.data();
+        product.c = temperature_->gradient.data();
+        product.m = product.n = product.ldb = product.ldc = 1;
+        product.k = product.lda = units * experts;
+        product.alpha = -1 / saved.temperature;
+        product.beta = 1;
+        product.format = product.out_format = rt_.stat;
+        rt_.run(rt_.kernels.gemm, product, "gemm");
+    }
+    Tensor dtokens = rt_.tensor(units * small), dunit = rt_.tensor(experts * small);
     rt_.zero(dunit);
-    linear_backward(rt_, saved.scores_in.data(), saved.expert_unit.data(), dlogits.data(),
-                    dscores.data(), dunit.data(), units, small, spec_.num_experts);
-    rt_.run(rt_.kernels.scale,
-            Scale{dunit.data(), dunit.data(), spec_.num_experts * small,
-                  1 / std::sqrt(double(small)), 0, rt_.format},
-            "scale");
-    rt_.run(rt_.kernels.rms_norm_backward,
-            RmsNormBackward{router_->value.data(), nullptr, saved.expert_unit_scale.data(),
-                            dunit.data(), dexperts.data(), nullptr, spec_.num_experts, small, false,
-                            rt_.format},
-            "rms_norm_backward");
-    add(rt_, router_->gradient.data(), dexperts.data(), router_->gradient.data(),
-        spec_.num_experts * small);
-    linear_backward(rt_, x, reduce_->value.data(), dscores.data(), dsplit.data(),
+    linear_backward(rt_, tokens.data(), saved.expert_unit.data(), dlogits.data(), dtokens.data(),
+                    dunit.data(), units, small, experts);
+    const Tensor dexperts =
+        unit_rows_backward(router_->value, dunit, experts, saved.expert_unit_scale);
+    add(rt_, router_->gradient.data(), dexperts.data(), router_->gradient.data(), experts * small);
+    if (rule_.cosine)
+        dtokens = unit_rows_backward(saved.scores_in, dtokens, units, saved.token_unit_scale);
+    linear_backward(rt_, x, reduce_->value.data(), dtokens.data(), dsplit.data(),
                     reduce_->gradient.data(), units, width_, small, true);
 }
 
@@ -150,6 +195,10 @@ void MoeLayer::restrict_experts(RouterForward& call, const MicroBatch& batch, Sa
         call.mask_of_unit = mask_of_unit.ids();
     };
     if (!kept_.empty()) {
+        if (scaling_ == GateScaling::over_all) {
+            call.selection_bias = kept_bias_.data();
+            return;
+        }
         upload_masks(kept_, std::vector<std::int32_t>(std::size_t(units), 0));
         return;
     }
@@ -315,7 +364,7 @@ Tensor MoeLayer::from_experts(const Tensor& rows, Saved& saved, double& seconds)
 }
 
 Tensor MoeLayer::forward(const Tensor& x, const MicroBatch& batch, Saved& saved, MoeReport& report,
-                         MoeChoices* choices) {
+                         MoeChoices* choices, MoeObserved* observed) {
     const std::int64_t tokens = batch.num_tokens(), units = tokens * heads_,
                        experts = spec_.num_experts, k = spec_.top_k, slots = units * k;
     report.units = units;
@@ -375,11 +424,14 @@ Tensor MoeLayer::forward(const Tensor& x, const MicroBatch& batch, Saved& saved,
     std::int64_t capacity = expert_capacity(spec_, units);
     Tensor kept_ids;
     const std::int32_t* routed_ids = saved.ids.ids();
-    if (rule_.second_choice == SecondChoice::by_chance) {
+    if (rule_.second_choice != SecondChoice::kept) {
         // GShard: all first choices take places in order, then the seconds; a second takes its
         // place whether it is used or not.
         std::vector<std::int32_t> kept = ids;
         std::vector<std::int64_t> taken(std::size_t(experts), 0);
+        std::vector<double> raw;
+        if (rule_.second_choice == SecondChoice::by_raw_chance)
+            raw = rt_.download(saved.probabilities.data(), units * experts, rt_.stat);
         const Seed seed = derive(derive(seed_, "second choice", std::uint64_t(batch.index)),
                                  "layer", std::uint64_t(layer_index_));
         for (std::int64_t j = 0; j < k; ++j)
@@ -390,7 +442,9 @@ Tensor MoeLayer::forward(const Tensor& x, const MicroBatch& batch, Saved& saved,
                 ++taken[std::size_t(ids[slot])];
                 const double chance =
                     double(draw(seed, "chance", std::uint64_t(u)) >> 11) * 0x1p-53;
-                if (!fits || (j > 0 && !(2 * gates[slot] > chance))) kept[slot] = -1;
+                const double gate =
+                    raw.empty() ? gates[slot] : raw[std::size_t(u * experts + ids[slot])];
+                if (!fits || (j > 0 && !(2 * gate > chance))) kept[slot] = -1;
             }
         kept_ids = rt_.upload(kept);
         routed_ids = kept_ids.ids();
@@ -501,11 +555,46 @@ Tensor MoeLayer::forward(const Tensor& x, const MicroBatch& batch, Saved& saved,
     } else {
         y = std::move(combined);
     }
+    if (observed) observe(y, tokens, saved, *observed);
     if (shared_) {
         const Tensor shared = shared_->forward_all(x.data(), tokens, saved.shared);
         add(rt_, y.data(), shared.data(), y.data(), tokens * hidden_);
     }
     return y;
+}
+
+void MoeLayer::keep_experts(std::vector<std::uint8_t> kept, GateScaling scaling) {
+    kept_ = std::move(kept);
+    scaling_ = scaling;
+    kept_bias_.reset();
+    if (kept_.empty() || scaling == GateScaling::over_kept) return;
+    std::vector<double> bias(kept_.size(), 0);
+    if (selection_bias_) bias = rt_.download(selection_bias_.data(), spec_.num_experts, rt_.stat);
+    for (std::size_t e = 0; e < kept_.size(); ++e)
+        if (!kept_[e]) bias[e] = -std::numeric_limits<double>::infinity();
+    kept_bias_ = rt_.statistic(spec_.num_experts);
+    rt_.upload(kept_bias_.data(), bias, rt_.stat);
+}
+
+void MoeLayer::observe(const Tensor& routed_output, std::int64_t tokens, const Saved& saved,
+                       MoeObserved& out) {
+    const std::int64_t units = tokens * heads_, slots = units * spec_.top_k;
+    out.probabilities =
+        rt_.download(saved.probabilities.data(), units * spec_.num_experts, rt_.stat);
+    out.expert_ids = rt_.download_ids(saved.ids.data(), slots);
+    out.gates = rt_.download(saved.gates.data(), slots, rt_.stat);
+    out.routed_output = rt_.download(routed_output.data(), tokens * hidden_, rt_.format);
+    const std::vector<double> rows =
+        rt_.download(saved.returned.data(), saved.kept_rows * width_, rt_.format);
+    const std::vector<std::int32_t> row_of_slot = rt_.download_ids(saved.row_of_slot.data(), slots);
+    out.output_norms.assign(std::size_t(slots), 0);
+    for (std::size_t slot = 0; slot < row_of_slot.size(); ++slot) {
+        if (row_of_slot[slot] < 0) continue;
+        const double* row = rows.data() + std::int64_t(row_of_slot[slot]) * width_;
+        double squares = 0;
+        for (std::int64_t i = 0; i < width_; ++i) squares += row[i] * row[i];
+        out.output_norms[slot] = std::sqrt(squares);
+    }
 }
 
 Tensor MoeLayer::backward(const Tensor& x, const Tensor& dy, const MicroBatch& batch,

@@ -43,6 +43,22 @@ struct MoeChoices {
     std::vector<std::uint16_t> pool_sizes;  ///< [documents], EMO
 };
 
+/// What the gates are made of once experts are gone: the probabilities of those that stay (so they
+/// grow), or what the router gave them among all.
+enum class GateScaling : std::uint8_t { over_kept, over_all };
+template <>
+const EnumNames<GateScaling>& enum_names<GateScaling>();
+
+/// What a layer did to every routed unit, on the host: from it experts are chosen to be kept.
+struct MoeObserved {
+    std::vector<double> probabilities;     ///< [units, num_experts]
+    std::vector<std::int32_t> expert_ids;  ///< [units, k]; −1: none
+    std::vector<double> gates;             ///< [units, k]
+    std::vector<double> output_norms;  ///< [units, k] ‖E_i(h)‖ before the gate; 0 where dropped
+    std::vector<double> routed_output;  ///< [tokens, hidden], merged; without shared experts
+    std::vector<double> residual;       ///< [tokens, hidden] what the layer's output is added to
+};
+
 class MoeLayer {
   public:
     /// @param layer_index  of the model's layers: names draws
@@ -52,16 +68,17 @@ class MoeLayer {
     struct Saved {
         Tensor split, combined, scores_in, logits, probabilities, log_sum_exp, ids, gates,
             row_of_slot, slot_of_row, rows_per_expert, offsets;
-        Tensor expert_in, returned, dprobability, dprobability_row, expert_unit, expert_unit_scale;
+        Tensor expert_in, returned, dprobability, dprobability_row, expert_unit, expert_unit_scale,
+            token_unit, token_unit_scale;
         Tensor local_row_of_slot, local_slot_of_row, local_offsets;
         std::vector<std::int32_t> host_offsets;
         std::vector<std::int64_t> sent_rows, received_rows;  ///< [ranks]
         std::int64_t kept_rows = 0, local_rows = 0;
         ExpertNetworks::Saved experts, shared;
-        double z_scale = 0;
+        double z_scale = 0, temperature = 1;
     };
     Tensor forward(const Tensor& x, const MicroBatch&, Saved&, MoeReport&,
-                   MoeChoices* choices = nullptr);
+                   MoeChoices* choices = nullptr, MoeObserved* observed = nullptr);
     Tensor backward(const Tensor& x, const Tensor& dy, const MicroBatch&, Saved&);
 
     const MoeFeedForward& spec() const { return spec_; }
@@ -71,17 +88,22 @@ class MoeLayer {
     Tensor& selection_bias() { return selection_bias_; }
     /// Only these experts may be chosen from now on (expert subsets); empty: all. No pools and no
     /// domains then.
-    void keep_experts(std::vector<std::uint8_t> kept) { kept_ = std::move(kept); }
+    void keep_experts(std::vector<std::uint8_t> kept, GateScaling scaling = GateScaling::over_kept);
     bool use_pools = true;  ///< false: evaluation without document pools
     double gate_scale() const { return spec_.routed_scale; }
 
   private:
     void score(const Tensor& x, std::int64_t units, Saved&);
-    void score_backward(const Tensor& dlogits, std::int64_t units, Tensor& dsplit, Saved&);
+    void score_backward(Tensor& dlogits, std::int64_t units, Tensor& dsplit, Saved&);
+    Tensor unit_rows(const Tensor& x, std::int64_t rows, Tensor& scale);
+    Tensor unit_rows_backward(const Tensor& x, Tensor& dunit, std::int64_t rows,
+                              const Tensor& scale);
+    void scale_numbers(Tensor& x, double factor);
     void restrict_experts(RouterForward&, const MicroBatch&, Saved&, Tensor& allowed,
                           Tensor& mask_of_unit, MoeChoices*);
     void balance(const MicroBatch&, const std::vector<std::int32_t>& ids,
                  const Tensor& probability_sums, Saved&, MoeReport&);
+    void observe(const Tensor& routed_output, std::int64_t tokens, const Saved&, MoeObserved&);
     void exchange(const void* from, const std::vector<std::int64_t>& sent_rows, void* to,
                   const std::vector<std::int64_t>& received_rows, double& seconds);
     Tensor to_experts(const Tensor& sorted, Saved&, double& seconds);
@@ -95,8 +117,11 @@ class MoeLayer {
     std::int64_t hidden_, heads_, width_, local_experts_, first_expert_;
     int layer_index_;
     std::vector<std::uint8_t> kept_;
-    Parameter *router_ = nullptr, *router_bias_ = nullptr, *reduce_ = nullptr, *head_ = nullptr,
-              *head_bias_ = nullptr, *merge_ = nullptr, *merge_bias_ = nullptr;
+    GateScaling scaling_ = GateScaling::over_kept;
+    Tensor kept_bias_;  ///< of selection: −∞ for experts that are gone; with gates over all
+    Parameter *router_ = nullptr, *temperature_ = nullptr, *router_bias_ = nullptr,
+              *reduce_ = nullptr, *head_ = nullptr, *head_bias_ = nullptr, *merge_ = nullptr,
+              *merge_bias_ = nullptr;
     Tensor selection_bias_;
     std::unique_ptr<ExpertNetworks> experts_, shared_;
 };

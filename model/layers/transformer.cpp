@@ -28,14 +28,17 @@ Transformer::Transformer(Runtime& rt, const ModelSpec& model, ExpertGroup& group
         refuse("hidden_size", std::to_string(model.hidden_size), "1 or more");
     if (model.vocab_size < 2) refuse("vocab_size", std::to_string(model.vocab_size), "2 or more");
     if (model.layers.empty()) refuse("layers", "none", "1 or more");
-    if (model.norm != Norm::rms) refuse("norm", "layer", "rms: training has no LayerNorm yet");
     if (model.num_mtp_layers != 0)
         refuse("num_mtp_layers", std::to_string(model.num_mtp_layers),
                "0: training has no multi-token prediction yet");
     parameters_.set_seed(derive(seed, "parameters"));
     const std::int64_t hidden = model.hidden_size, vocabulary = model.vocab_size;
     const auto vector = [&](const std::string& name) {
-        return &parameters_.make(name, {hidden}, 0, 1, Held::by_all, 0, false);
+        Parameter* weight = &parameters_.make(name, {hidden}, 0, 1, Held::by_all, 0, false);
+        if (model.norm == Norm::layer)
+            norm_bias_[weight] =
+                &parameters_.make(name + "_bias", {hidden}, 0, 0, Held::by_all, 0, false);
+        return weight;
     };
     // The embedding begins as wide as what the first layers add; the head narrow, so that the first
     // loss is ln V.
@@ -85,24 +88,44 @@ Tensor Transformer::embed(const MicroBatch& batch) {
 Tensor Transformer::norm(const Tensor& x, Parameter* weight, Tensor& scale, std::int64_t rows) {
     Tensor y = rt_.tensor(x.count());
     scale = rt_.statistic(rows);
-    rt_.run(rt_.kernels.rms_norm_forward,
-            RmsNormForward{x.data(), weight->value.data(), y.data(), scale.data(), rows,
-                           model_.hidden_size, kNormEpsilon, rt_.format},
-            "rms_norm_forward");
+    RmsNormForward call{x.data(), weight->value.data(), y.data(),     scale.data(),
+                        rows,     model_.hidden_size,   kNormEpsilon, rt_.format};
+    if (norm_bias_.empty()) {
+        rt_.run(rt_.kernels.rms_norm_forward, call, "rms_norm_forward");
+        return y;
+    }
+    Tensor centred = rt_.tensor(x.count());  // LayerNorm: model/layers/norm.hpp
+    centre_rows(rt_, x.data(), centred.data(), rows, model_.hidden_size);
+    call.x = centred.data();
+    call.epsilon = kLayerNormEpsilon;
+    rt_.run(rt_.kernels.rms_norm_forward, call, "rms_norm_forward");
+    add_bias(rt_, y.data(), norm_bias_.at(weight)->value.data(), rows, model_.hidden_size);
     return y;
 }
 
 /// Adds to dx: the residual's gradient is there already.
 void Transformer::norm_backward(const Tensor& x, Parameter* weight, const Tensor& scale,
                                 const Tensor& dy, Tensor& dx, std::int64_t rows) {
-    rt_.run(rt_.kernels.rms_norm_backward,
-            RmsNormBackward{x.data(), weight->value.data(), scale.data(), dy.data(), dx.data(),
-                            weight->gradient.data(), rows, model_.hidden_size, true, rt_.format},
-            "rms_norm_backward");
+    RmsNormBackward call{
+        x.data(), weight->value.data(), scale.data(), dy.data(), dx.data(), weight->gradient.data(),
+        rows,     model_.hidden_size,   true,         rt_.format};
+    if (norm_bias_.empty())
+        return rt_.run(rt_.kernels.rms_norm_backward, call, "rms_norm_backward");
+    Tensor centred = rt_.tensor(x.count()), dcentred = rt_.tensor(x.count());
+    centre_rows(rt_, x.data(), centred.data(), rows, model_.hidden_size);
+    call.x = centred.data();
+    call.dx = dcentred.data();
+    call.accumulate = false;
+    add_bias_gradient(rt_, dy.data(), norm_bias_.at(weight)->gradient.data(), rows,
+                      model_.hidden_size);
+    rt_.run(rt_.kernels.rms_norm_backward, call, "rms_norm_backward");
+    centre_rows(rt_, dcentred.data(), dcentred.data(), rows, model_.hidden_size);
+    add(rt_, dx.data(), dcentred.data(), dx.data(), dx.count());
 }
 
 Tensor Transformer::block_forward(Block& block, Tensor x, const MicroBatch& batch, Saved& saved,
-                                  Result& result, std::vector<MoeChoices>* choices) {
+                                  Result& result, std::vector<MoeChoices>* choices,
+                                  const AfterMoe& after_moe) {
     const std::int64_t rows = batch.num_tokens();
     saved.in = std::move(x);
     saved.attention_in = norm(saved.in, block.attention_norm, saved.attention_scale, rows);
@@ -114,8 +137,15 @@ Tensor Transformer::block_forward(Block& block, Tensor x, const MicroBatch& batc
     if (block.moe) {
         result.moe.emplace_back();
         if (choices) choices->emplace_back();
-        y = block.moe->forward(saved.feed_forward_in, batch, saved.moe, result.moe.back(),
-                               choices ? &choices->back() : nullptr);
+        MoeObserved observed;
+        do {
+            y = block.moe->forward(saved.feed_forward_in, batch, saved.moe, result.moe.back(),
+                                   choices ? &choices->back() : nullptr,
+                                   after_moe ? &observed : nullptr);
+            if (after_moe)
+                observed.residual =
+                    rt_.download(saved.middle.data(), saved.middle.count(), rt_.format);
+        } while (after_moe && after_moe(result.moe.size() - 1, *block.moe, observed));
     } else {
         y = block.dense->forward_all(saved.feed_forward_in.data(), rows, saved.dense);
     }
@@ -205,13 +235,13 @@ Transformer::Result Transformer::train(const MicroBatch& batch, std::vector<MoeC
     return result;
 }
 
-Transformer::Result Transformer::evaluate(const MicroBatch& batch,
-                                          std::vector<MoeChoices>* choices) {
+Transformer::Result Transformer::evaluate(const MicroBatch& batch, std::vector<MoeChoices>* choices,
+                                          const AfterMoe& after_moe) {
     Result result;
     Tensor x = embed(batch);
     for (Block& block : blocks_) {
         Saved saved;
-        x = block_forward(block, std::move(x), batch, saved, result, choices);
+        x = block_forward(block, std::move(x), batch, saved, result, choices, after_moe);
     }
     Tensor scale;
     const Tensor hidden = norm(x, final_norm_, scale, batch.num_tokens());

@@ -3,6 +3,8 @@
 /// feed-forward, final norm, head, cross-entropy. Forward and backward are explicit; nothing is
 /// taped.
 
+#include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -27,7 +29,11 @@ class Transformer {
     /// @param forward_seconds, backward_seconds  added to
     Result train(const MicroBatch&, std::vector<MoeChoices>* choices, double& forward_seconds,
                  double& backward_seconds);
-    Result evaluate(const MicroBatch&, std::vector<MoeChoices>* choices = nullptr);
+    /// Called after every layer of experts with what it did; true: the layer has been changed, run
+    /// it again.
+    using AfterMoe = std::function<bool(std::size_t moe_layer, MoeLayer&, const MoeObserved&)>;
+    Result evaluate(const MicroBatch&, std::vector<MoeChoices>* choices = nullptr,
+                    const AfterMoe& after_moe = {});
     /// The first part whose output is not finite ("layers.2.moe"), or empty. Runs a forward pass.
     std::string first_bad_part(const MicroBatch&);
 
@@ -54,7 +60,7 @@ class Transformer {
     void norm_backward(const Tensor& x, Parameter* weight, const Tensor& scale, const Tensor& dy,
                        Tensor& dx, std::int64_t rows);
     Tensor block_forward(Block&, Tensor x, const MicroBatch&, Saved&, Result&,
-                         std::vector<MoeChoices>*);
+                         std::vector<MoeChoices>*, const AfterMoe& after_moe = {});
     void block_backward(Block&, Tensor& dx, const MicroBatch&, Saved&);
     /// Cross-entropy by blocks of rows, so that the logits of a whole micro-batch never lie in
     /// memory. dx: gradient of `hidden`, or null.
@@ -65,6 +71,7 @@ class Transformer {
     ModelSpec model_;
     ParameterSet parameters_;
     std::vector<Block> blocks_;
+    std::map<const Parameter*, Parameter*> norm_bias_;  ///< by weight; LayerNorm alone
     Parameter *embedding_ = nullptr, *final_norm_ = nullptr, *lm_head_ = nullptr;
 };
 

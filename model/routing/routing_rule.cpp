@@ -11,8 +11,9 @@ namespace moeplan {
 
 std::vector<const RoutingRule*> routing_rules() {
     std::vector<const RoutingRule*> rules = {
-        &domain_routing(),        &emo_routing(),    &gshard_routing(), &sigmoid_top_k_routing(),
-        &softmax_top_k_routing(), &switch_routing(), &x_moe_routing()};
+        &domain_routing(),     &emo_routing(),           &gshard_routing(),
+        &gshard_raw_routing(), &sigmoid_top_k_routing(), &softmax_top_k_routing(),
+        &switch_routing(),     &x_moe_routing(),         &x_moe_cosine_routing()};
     std::sort(rules.begin(), rules.end(),
               [](const auto* a, const auto* b) { return a->name < b->name; });
     return rules;
@@ -49,7 +50,7 @@ void check_routing(const MoeFeedForward& moe, int hidden_size, const std::string
         refuse("top_k", text(moe.top_k), text(*rule.only_top_k) + " with routing " + moe.routing);
     if (rule.reduced_router && moe.router_size < 1)
         refuse("router_size", text(moe.router_size),
-               "the reduced width of routing x_moe (16 in practice)");
+               "the reduced width of routing " + moe.routing + " (16 in practice)");
     if (moe.num_groups > 0 && rule.restriction != Restriction::domain) {
         if (moe.num_experts % moe.num_groups != 0)
             refuse("num_groups", text(moe.num_groups),
@@ -84,8 +85,11 @@ void check_routing(const MoeFeedForward& moe, int hidden_size, const std::string
     if (moe.capacity_factor && !(*moe.capacity_factor > 0))
         refuse("capacity_factor", exact_text(*moe.capacity_factor),
                "above 0, or left out for dropless");
-    if (moe.sub_norm)
-        refuse("sub_norm", "true", "false: training has no inner norm of experts yet");
+    if (moe.sub_norm && moe.num_shared_experts > 1)
+        refuse("num_shared_experts", text(moe.num_shared_experts),
+               "at most 1 with sub_norm: several are trained as one wider network");
+    if (moe.shared_gate)
+        refuse("shared_gate", "true", "false: training has no gate of shared experts yet");
 }
 
 std::int64_t expert_capacity(const MoeFeedForward& moe, std::int64_t units) {

@@ -15,8 +15,9 @@ namespace moeplan {
 enum class BalanceCounts : std::uint8_t { all_choices, first_choices };
 /// What limits the experts of a routed unit before it chooses.
 enum class Restriction : std::uint8_t { none, document_pool, domain };
-/// What becomes of the second choice (GShard keeps it with probability 2·g₂).
-enum class SecondChoice : std::uint8_t { kept, by_chance };
+/// What becomes of the second choice: GShard keeps it with probability 2·g₂, of the gate divided by
+/// the sum of both, or (by_raw_chance) of the softmax itself.
+enum class SecondChoice : std::uint8_t { kept, by_chance, by_raw_chance };
 
 struct RoutingRule {
     std::string_view name, summary, source;
@@ -29,6 +30,8 @@ struct RoutingRule {
     SecondChoice second_choice = SecondChoice::kept;
     bool reduced_router =
         false;  ///< X-MoE: scores are products with unit expert vectors in router_size dimensions
+    bool cosine = false;  ///< the token's side has length 1 there, too, and scores are divided by …
+    double temperature = 0;    ///< … a learned number that begins here
     double balance_scale = 1;  ///< of the loss whose value is 1 at uniform counts (GShard's is 1/E²
                                ///< there: 0 means that)
 };
@@ -49,7 +52,9 @@ std::int64_t expert_capacity(const MoeFeedForward& moe, std::int64_t units);
 const RoutingRule& softmax_top_k_routing();
 const RoutingRule& switch_routing();
 const RoutingRule& gshard_routing();
+const RoutingRule& gshard_raw_routing();
 const RoutingRule& x_moe_routing();
+const RoutingRule& x_moe_cosine_routing();
 const RoutingRule& emo_routing();
 const RoutingRule& sigmoid_top_k_routing();
 const RoutingRule& domain_routing();

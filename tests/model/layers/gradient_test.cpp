@@ -113,9 +113,20 @@ TEST_P(RoutingGradients, MatchCentralDifferences) {
     expect_gradients(model);
 }
 INSTANTIATE_TEST_SUITE_P(EveryRouting, RoutingGradients,
-                         ::testing::Values("top_k", "mh_moe", "emo", "switch", "gshard", "x_moe",
-                                           "sigmoid_top_k", "domain"),
+                         ::testing::Values("top_k", "mh_moe", "emo", "switch", "gshard",
+                                           "gshard_raw", "x_moe", "x_moe_cosine", "sigmoid_top_k",
+                                           "domain"),
                          [](const auto& info) { return info.param; });
+
+TEST(Gradients, LayerNormsInsideAndOutsideOfExpertsMatchCentralDifferences) {
+    MoeFeedForward moe = small_moe();
+    moe.sub_norm = moe.bias = true;
+    moe.num_shared_experts = 1;
+    moe.shared_expert_hidden_size = 6;
+    ModelSpec model = with_moe(small_model(2), moe);
+    model.norm = Norm::layer;
+    expect_gradients(model);
+}
 
 TEST(Gradients, EveryExpertFormMatchesCentralDifferences) {
     for (const Activation activation : {Activation::relu, Activation::gelu, Activation::swiglu}) {

@@ -50,5 +50,22 @@ TEST(Capacity, IsRoundedUpAndAtLeastOne) {
     EXPECT_EQ(expert_capacity(moe, 100), 1);
 }
 
+TEST(Capacity, OfMultiHeadLayersAsTheirCodeGivesIt) {
+    // C = k · T·h / N at 32,768 tokens of width d: slots N · C · d/h are k · T · d elements.
+    struct Shape {
+        int heads, experts, top_k;
+        std::int64_t capacity;
+    };
+    for (const Shape& shape : {Shape{1, 8, 1, 4096}, {4, 8, 2, 32768}, {4, 32, 2, 8192}}) {
+        MoeFeedForward moe = testing::small_moe();
+        moe.num_experts = shape.experts;
+        moe.top_k = shape.top_k;
+        moe.capacity_factor = 1.0;
+        const std::int64_t capacity = expert_capacity(moe, std::int64_t(32768) * shape.heads);
+        EXPECT_EQ(capacity, shape.capacity);
+        EXPECT_EQ(shape.experts * capacity * 768 / shape.heads, shape.top_k * 25'165'824);
+    }
+}
+
 }  // namespace
 }  // namespace moeplan

@@ -58,11 +58,11 @@ inline ModelSpec named_model(const std::string& kind, int layers = 2) {
         moe.routing = "switch";
         moe.top_k = 1;
         moe.capacity_factor = 1.0;
-    } else if (kind == "gshard") {
-        moe.routing = "gshard";
+    } else if (kind == "gshard" || kind == "gshard_raw") {
+        moe.routing = kind;
         moe.capacity_factor = 1.0;
-    } else if (kind == "x_moe") {
-        moe.routing = "x_moe";
+    } else if (kind == "x_moe" || kind == "x_moe_cosine") {
+        moe.routing = kind;
         moe.router_size = 4;
     } else if (kind == "sigmoid_top_k") {
         moe.routing = "sigmoid_top_k";
