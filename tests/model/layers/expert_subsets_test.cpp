@@ -18,6 +18,7 @@ namespace moeplan {
 namespace {
 
 using namespace testing;
+using ::testing::DoubleEq;
 using ::testing::ElementsAre;
 namespace fs = std::filesystem;
 
@@ -27,7 +28,7 @@ TEST(ExpertScores, RoutingScoreIsTheMeanProbability) {
                           0.1, 0.6, 0.3};  // token 1
     // (0.5 + 0.1)/2, (0.3 + 0.6)/2, (0.2 + 0.3)/2
     const auto scores = expert_scores(SubsetSelection::routing, seen, 3, 1, 1);
-    EXPECT_THAT(scores, ElementsAre(0.3, 0.45, 0.25));
+    EXPECT_THAT(scores, ElementsAre(DoubleEq(0.3), DoubleEq(0.45), DoubleEq(0.25)));
     EXPECT_THAT(best_experts(scores, 2), ElementsAre(1, 1, 0));
 }
 
