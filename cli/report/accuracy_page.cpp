@@ -72,7 +72,13 @@ void add_pictures(Page& page, const JsonReader& records) {
         cloud.agree.points.push_back({measured / unit, predicted / unit});
         cloud.ratio.points.push_back({measured / unit, predicted / measured});
     }
-    for (auto& [metric, series] : clouds) {
+    // Whole steps first: they are what the page is opened for.
+    std::vector<std::string> order;
+    for (const auto& [metric, series] : clouds) order.push_back(metric);
+    std::stable_partition(order.begin(), order.end(),
+                          [](const std::string& metric) { return metric == "step_time"; });
+    for (const std::string& metric : order) {
+        auto& series = clouds[metric];
         const bool memory = metric.starts_with("peak_memory");
         const std::string unit = memory ? " (GiB)" : " (s)";
         Chart agree{.kind = ChartKind::scatter,
@@ -93,7 +99,7 @@ void add_pictures(Page& page, const JsonReader& records) {
         for (auto& [architecture, cloud] : series) {
             for (const auto& [x, y] : cloud.agree.points)
                 low = std::min({low, x, y}), high = std::max({high, x, y});
-            cloud.agree.name = cloud.ratio.name = spaced(architecture);
+            cloud.agree.name = cloud.ratio.name = architecture == "moe" ? "MoE" : spaced(architecture);
             agree.series.push_back(std::move(cloud.agree));
             ratio.series.push_back(std::move(cloud.ratio));
         }

@@ -74,8 +74,8 @@ std::string framework_of(const std::string& software) {
 /// "26.04.01", "0.14", "25.04.rc2": the first word that begins with a digit (after a "v") and has a
 /// dot; else "April 2021" as 2021-04; else "dev"; else the date of the source.
 std::string release_of(const std::string& software, const std::string& date) {
-    const auto words = lower_words(software);
-    for (const std::string& word : words) {
+    // Versions behind the first comma are of libraries: "Megatron-LM 8aa4619, NGC PyTorch 20.12".
+    for (const std::string& word : lower_words(split(software + ",", ',').front())) {
         const std::string number = word.starts_with("v") ? word.substr(1) : word;
         if (!number.empty() && std::isdigit(static_cast<unsigned char>(number[0])) &&
             contains(number, "."))
@@ -84,6 +84,7 @@ std::string release_of(const std::string& software, const std::string& date) {
     static constexpr std::array<std::string_view, 12> kMonths = {
         "january", "february", "march",     "april",   "may",      "june",
         "july",    "august",   "september", "october", "november", "december"};
+    const auto words = lower_words(software);
     for (std::size_t i = 0; i + 1 < words.size(); ++i)
         for (std::size_t m = 0; m < kMonths.size(); ++m)
             if (words[i] == kMonths[m] && words[i + 1].size() == 4)

@@ -243,6 +243,7 @@ TEST(StatedSoftware, WordsOfSourcesBecomeOneVocabulary) {
     };
     EXPECT_EQ(read("Megatron-LM 0.14, TE 2.11, BF16", {}).state.release, "0.14");
     EXPECT_EQ(read("Megatron-Core v0.8, PyTorch 24.04", {}).state.framework, "megatron-core");
+    EXPECT_EQ(read("Megatron-LM 8aa4619, NGC PyTorch 20.12", {}).state.release, "2026-01");
     EXPECT_EQ(read("NeMo 25.04.rc2", {}).state.release, "25.04.rc2");
     EXPECT_EQ(read("Megatron-LM, April 2021, fp16", {}).state.release, "2021-04");
     EXPECT_EQ(read("torchtitan + torch nightly", {}).state.release, "dev");
