@@ -6,6 +6,7 @@
 #include <atomic>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -82,11 +83,23 @@ void read_layout_of_run(const Words& words, const ModelSpec& model, int ranks,
     if (!resolved.broken.empty())
         throw InputError("layout", resolved.broken.front().rule, "",
                          resolved.broken.front().detail);
-    if (resolved.schedule.precision != Precision::fp32)
+    if (resolved.schedule.precision != Precision::fp32 &&
+        resolved.schedule.precision != Precision::bf16)
         throw InputError("--precision", "", std::string(name_of(resolved.schedule.precision)),
-                         "fp32: training computes in fp32");
+                         "fp32 or bf16: what training computes in");
+    options.format =
+        resolved.schedule.precision == Precision::bf16 ? NumberFormat::bf16 : NumberFormat::f32;
     options.layout = resolved.layout;
     options.schedule = resolved.schedule;
+}
+
+/// One rank, one GPU: a node's ranks take its GPUs in order from the one named, unless the launcher
+/// shows each rank one GPU alone.
+int gpu_of_rank(const DeviceName& device, int ranks) {
+    if (device.device != Device::cuda || ranks == 1) return device.ordinal;
+    const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+    const bool one = visible && *visible && std::string(visible).find(',') == std::string::npos;
+    return one ? device.ordinal : device.ordinal + local_rank();
 }
 
 void print_summary(const Words& words, const TrainResult& result) {
@@ -103,6 +116,8 @@ void print_summary(const Words& words, const TrainResult& result) {
                  last.loss - first.loss, last.tokens_per_second, result.world_size,
                  result.world_size == 1 ? "" : "s", to_text(result.peak_memory.front()).c_str(),
                  result.stopped ? "; stopped when asked to" : "");
+    if (!result.exchange.empty())
+        std::fprintf(stderr, "between GPUs: %s\n", result.exchange.c_str());
     if (result.held_out_loss) std::fprintf(stderr, "held-out loss %.4f\n", *result.held_out_loss);
     if (!last.gate_sum.empty()) {
         std::fprintf(stderr, "sum of chosen gates by layer:");
@@ -118,6 +133,7 @@ Json answer_of(const TrainResult& result) {
     Json answer = json_header("training");
     answer["first_step"] = result.first_step;
     answer["ranks"] = result.world_size;
+    if (!result.exchange.empty()) answer["exchange"] = result.exchange;
     answer["parameters"] = result.parameters;
     answer["stopped"] = result.stopped;
     answer["steps"] = Json::array();
@@ -199,7 +215,7 @@ int run_training(Words& words, Communicator& world) {
     read_layout_of_run(words, options.model, world.size(), options);
     const DeviceName device = device_from("--device", words.device);
     options.device = device.device;
-    options.device_ordinal = device.ordinal;
+    options.device_ordinal = gpu_of_rank(device, world.size());
     if (!words.gates.empty()) options.renormalise_gates = words.gates == "renormalised";
     options.optimizer.schedule = *from_name<LearningRate>(words.schedule);
     options.seed = Seed{words.seed};

@@ -70,7 +70,7 @@ struct DeviceFacts {
 };
 
 inline constexpr std::uint32_t kBackendAbi =
-    1;  ///< of this header and kernel_set.hpp together; a module of another number is refused
+    2;  ///< of this header, communicator.hpp and kernel_set.hpp together; a module of another number is refused
 
 struct Backend {
     Device device = Device::cpu;

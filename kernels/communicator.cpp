@@ -100,6 +100,10 @@ void Communicator::receive(void* data, std::int64_t bytes, int from, Stream_* st
     check(table_.receive(table_.state, data, bytes, from, stream), "receive");
 }
 void Communicator::barrier() const { check(table_.barrier(table_.state), "barrier"); }
+void Communicator::wait(const Backend& device, Stream_* stream) const {
+    if (table_.wait) check(table_.wait(table_.state, stream), "exchange");
+    check(device.synchronise(stream), "synchronise");
+}
 Communicator Communicator::split(int color, int key) const {
     CommunicatorTable out;
     check(table_.split(table_.state, color, key, &out), "split");
@@ -146,6 +150,12 @@ int launched_ranks() {
         if (const char* text = std::getenv(name)) return std::max(1, std::atoi(text));
     }
     return 1;
+}
+
+int local_rank() {
+    for (const char* name : {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"})
+        if (const char* text = std::getenv(name)) return std::max(0, std::atoi(text));
+    return 0;
 }
 
 #ifdef MOEPLAN_HAVE_MPI

@@ -35,6 +35,9 @@ struct CommunicatorTable {
     Status (*send)(void* state, const void* data, std::int64_t bytes, int to, Stream_*) = nullptr;
     Status (*receive)(void* state, void* data, std::int64_t bytes, int from, Stream_*) = nullptr;
     Status (*barrier)(void* state) = nullptr;
+    /// Until what was asked for on this stream is done, or its library has found an error (a peer
+    /// that is gone); null where calls return when they are done.
+    Status (*wait)(void* state, Stream_*) = nullptr;
     Status (*split)(void* state, int color, int key, CommunicatorTable* out) = nullptr;
     void (*release)(void* state) = nullptr;
     void (*abort)(void* state, int exit_status) = nullptr;  ///< ends every rank of the job
@@ -66,6 +69,9 @@ class Communicator {
     void send(const void* data, std::int64_t bytes, int to, Stream_* stream = nullptr) const;
     void receive(void* data, std::int64_t bytes, int from, Stream_* stream = nullptr) const;
     void barrier() const;
+    /// Until all that was asked for on this stream is done. A peer's failure is an error, not a
+    /// wait without end.
+    void wait(const Backend& device, Stream_* stream) const;
     /// The ranks of equal color form a group each, ordered by key.
     Communicator split(int color, int key) const;
     /// End every rank of the job (an error on one rank must not leave the others waiting).
@@ -87,6 +93,9 @@ Communicator world_communicator();
 bool built_with_mpi();
 /// Of how many ranks the launcher's environment says this process is one (1: not launched by one).
 int launched_ranks();
+/// Which of this node's ranks this process is, as the launcher's environment says (0: not launched
+/// by one): one rank, one GPU.
+int local_rank();
 /// What `doctor` prints: "Open MPI v4.1.4 …", or empty without MPI.
 std::string mpi_library();
 

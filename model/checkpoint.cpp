@@ -171,7 +171,7 @@ void save_checkpoint(const fs::path& folder, const CheckpointState& state, Runti
     for (const Parameter* parameter : model.parameters().all()) {
         if (parameter->held == Held::by_all ? world.rank() != 0 : !writes_experts) continue;
         pieces.push_back({parameter->name, parameter->first, parameter->count(),
-                          bytes_of(rt, parameter->value)});
+                          bytes_of(rt, parameter->full())});
         pieces.push_back({parameter->name + "/m", parameter->first, parameter->count(),
                           bytes_of(rt, parameter->m)});
         pieces.push_back({parameter->name + "/v", parameter->first, parameter->count(),
@@ -187,7 +187,7 @@ void save_checkpoint(const fs::path& folder, const CheckpointState& state, Runti
         }
     }
     try {
-        if (!pieces.empty()) write_shard(pending / shard_name(world.rank()), pieces, rt.format);
+        if (!pieces.empty()) write_shard(pending / shard_name(world.rank()), pieces, rt.stat);
     } catch (const InputError& error) {
         fault = error.what();
     }
@@ -290,7 +290,8 @@ void load_checkpoint(const fs::path& checkpoint, Runtime& rt, Transformer& model
         rt.upload(tensor.data(), values, tensor.format());
     };
     for (Parameter* parameter : model.parameters().all()) {
-        read(parameter->name, parameter->first, parameter->value);
+        read(parameter->name, parameter->first, parameter->full());
+        if (parameter->master) rt.convert(parameter->master, parameter->value);
         read(parameter->name + "/m", parameter->first, parameter->m);
         read(parameter->name + "/v", parameter->first, parameter->v);
     }

@@ -38,7 +38,7 @@ double gradient_norm(Runtime& rt, const ParameterSet& parameters,
     for (const Parameter* parameter : parameters.all()) {
         double* sum = static_cast<double*>(sums.data()) + (parameter->held == Held::by_all ? 0 : 1);
         rt.run(rt.kernels.gradient_norm,
-               GradientNorm{parameter->gradient.data(), sum, parameter->count(), rt.format},
+               GradientNorm{parameter->gradient.data(), sum, parameter->count(), rt.stat},
                "gradient_norm");
     }
     const std::vector<double> host = rt.download(sums.data(), 2, NumberFormat::f64);
@@ -50,6 +50,7 @@ void update(Runtime& rt, const ParameterSet& parameters, const OptimizerOptions&
     for (Parameter* parameter : parameters.all()) {
         AdamW call;
         call.weight = parameter->value.data();
+        call.master = parameter->master.data();
         call.m = parameter->m.data();
         call.v = parameter->v.data();
         call.gradient = parameter->gradient.data();
@@ -61,7 +62,7 @@ void update(Runtime& rt, const ParameterSet& parameters, const OptimizerOptions&
         call.epsilon = options.epsilon;
         call.weight_decay = parameter->decays ? options.weight_decay : 0;
         call.gradient_scale = gradient_scale;
-        call.format = rt.format;
+        call.format = parameter->value.format();
         rt.run(rt.kernels.adamw, call, "adamw");
     }
 }

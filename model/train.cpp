@@ -10,6 +10,7 @@
 #include "core/json.hpp"
 #include "core/quantity_text.hpp"
 #include "core/text.hpp"
+#include "kernels/nccl/nccl_communicator.hpp"
 #include "model/checkpoint.hpp"
 #include "model/layers/transformer.hpp"
 #include "model/micro_batch.hpp"
@@ -28,6 +29,8 @@ double seconds_since(Clock::time_point begin) {
 struct Run {
     const TrainOptions& options;
     Communicator& world;
+    std::optional<Communicator> devices;  ///< NCCL between the GPUs of all ranks, where it is
+    std::string exchange;                 ///< TrainResult's
     Communicator expert_group, expert_data_group;
     Runtime rt;
     ExpertGroup group;
@@ -36,6 +39,8 @@ struct Run {
 
     Run(const TrainOptions& o, Communicator& w)
         : options(o), world(w), rt(backend_for(o.device, o.device_ordinal), o.format) {}
+    /// Of all ranks, for what lies on the device.
+    const Communicator& everyone() const { return devices ? *devices : world; }
 };
 
 void check_options(const TrainOptions& options, int ranks) {
@@ -68,9 +73,10 @@ void check_options(const TrainOptions& options, int ranks) {
         refuse("--global-batch", std::to_string(options.schedule.num_micro_batches),
                "1 micro-batch or more a rank");
     if (options.steps < 1) refuse("--steps", std::to_string(options.steps), "1 or more");
-    if (options.format != NumberFormat::f32 && options.format != NumberFormat::f64)
+    if (options.format != NumberFormat::f32 && options.format != NumberFormat::f64 &&
+        options.format != NumberFormat::bf16)
         refuse("--precision", std::string(name_of(options.format)),
-               "fp32: training computes in f32 (f64 as a reference)");
+               "fp32 or bf16 (f64 as a reference)");
     if (!options.data) refuse("--data", "", "text to train on");
     for (const std::uint16_t token : options.data->tokens)
         if (token >= options.model.vocab_size)
@@ -82,24 +88,31 @@ void check_options(const TrainOptions& options, int ranks) {
 std::unique_ptr<Run> begin_run(const TrainOptions& options, Communicator& world) {
     check_options(options, world.size());
     auto run = std::make_unique<Run>(options, world);
-    // Weight, gradient and two moments; experts are spread. A model that cannot fit is refused
-    // before memory runs out.
+    // Weight, gradient and two moments, in bf16 a master weight too; experts are spread. A model
+    // that cannot fit is refused before memory runs out.
     const ParameterCounts counts = count_parameters(options.model);
     const auto experts = counts.parts.find("experts");
     const double spread = experts == counts.parts.end() ? 0 : double(experts->second);
     const Bytes need =
-        size_of(options.format) * 4.0 *
+        (size_of(stat_format(options.format)) * 4.0 +
+         (options.format == NumberFormat::bf16 ? size_of(options.format) : Bytes{})) *
         (double(counts.total) - spread + spread / options.layout.expert_parallel_size);
     const Bytes have{double(run->rt.backend.facts->memory_bytes)};
     if (have.value > 0 && need > have)
-        throw InputError("--model", "", options.model.name,
-                         "a model that fits: a rank's weights, gradients and moments take " +
-                             to_text(need) + " of the " + to_text(have) + " of this device");
+        throw EnvironmentError(std::string(run->rt.backend.facts->name) + " has " + to_text(have) +
+                               " of memory; " + options.model.name + " needs " + to_text(need) +
+                               " a rank for weights, gradients and moments alone: take a smaller "
+                               "model, or more ranks with --ep");
     const int ep = options.layout.expert_parallel_size;
     // Expert ranks are innermost (model/parallel_layout.hpp): ranks r·ep … r·ep + ep − 1 share the
     // experts.
-    run->expert_group = world.split(world.rank() / ep, world.rank());
-    run->expert_data_group = world.split(world.rank() % ep, world.rank());
+    if (options.device == Device::cuda && world.size() > 1) {
+        std::string why;
+        run->devices = nccl_communicator(world, options.device_ordinal, &why);
+        run->exchange = run->devices ? "nccl" : "host memory: " + why;
+    }
+    run->expert_group = run->everyone().split(world.rank() / ep, world.rank());
+    run->expert_data_group = run->everyone().split(world.rank() % ep, world.rank());
     run->group.experts = &run->expert_group;
     run->group.world = &world;
     run->model = std::make_unique<Transformer>(
@@ -263,7 +276,12 @@ StepRecord one_step(Run& run, int step, TraceRecorder* recorder, bool stop_asked
     run.world.all_reduce(sums.data(), std::int64_t(sums.size()), NumberFormat::f64);
     stopped = sums[1] > 0;
     record.loss = sums[0] / double(record.tokens);
-    if (!std::isfinite(record.loss)) {
+    // A router that gives no numbers drops its rows, and the loss may be one all the same.
+    bool finite = std::isfinite(record.loss);
+    for (std::size_t l = 0, at = 2; l < layers.size();
+         at += per_layer + std::size_t(layers[l++]->spec().num_experts))
+        finite = finite && std::isfinite(sums[at]) && std::isfinite(sums[at + 1]);
+    if (!finite) {
         std::string part;
         for (int m = 0; m < options.schedule.num_micro_batches && part.empty(); ++m) {
             const TokenBatch text =
@@ -275,16 +293,17 @@ StepRecord one_step(Run& run, int step, TraceRecorder* recorder, bool stop_asked
                 weight);
             part = run.model->first_bad_part(batch);
         }
-        throw Diverged(
-            "step " + std::to_string(step) +
-            ": the loss is not a number; the first output that is not finite is that of " + part +
-            ". A lower --lr, a longer --warmup or --clip usually helps");
+        throw Diverged("step " + std::to_string(step) +
+                       ": the loss or a router's is not a number; the first output that is not "
+                       "finite is that of " +
+                       part + ". A lower --lr, a longer --warmup or --clip usually helps");
     }
 
     auto mark = Clock::now();
     for (Parameter* parameter : run.model->parameters().all())
         sum_gradient(rt, parameter->gradient,
-                     parameter->held == Held::by_all ? run.world : run.expert_data_group);
+                     parameter->held == Held::by_all ? run.everyone() : run.expert_data_group);
+    run.everyone().wait(rt.backend, rt.stream);
     record.times.gradients = {seconds_since(mark) + run.group.balance_seconds};
 
     mark = Clock::now();
@@ -376,6 +395,7 @@ TrainResult train(const TrainOptions& options, Communicator& world,
     const std::unique_ptr<Run> run = begin_run(options, world);
     TrainResult result;
     result.world_size = world.size();
+    result.exchange = run->exchange;
     result.parameters =
         run->model->parameters().count(Held::by_all) +
         run->model->parameters().count(Held::by_expert_rank) * options.layout.expert_parallel_size;

@@ -37,7 +37,9 @@ struct TrainOptions {
     Seed seed;
     Device device = Device::cpu;
     int device_ordinal = 0;
-    NumberFormat format = NumberFormat::f32;  ///< f32, or f64 as a reference
+    NumberFormat format = NumberFormat::f32;  ///< f32; bf16: activations and what layers multiply,
+                                              ///< with f32 sums, routers, masters and moments; f64:
+                                              ///< as a reference
 
     std::filesystem::path trace;           ///< routing is recorded there; empty: not
     int trace_first = 0, trace_every = 1;  ///< from this step on, every so many
@@ -89,7 +91,9 @@ struct TrainResult {
     std::optional<double> held_out_loss;
     std::vector<double>
         held_out_by_domain;  ///< [domains] NaN where a domain has no held-out tokens
-    bool stopped = false;    ///< a caller or a signal asked to
+    std::string exchange;    ///< how ranks on GPUs reach each other: "nccl", or why through host
+                           ///< memory; else empty
+    bool stopped = false;  ///< a caller or a signal asked to
 };
 
 struct TrainCallbacks {

@@ -31,6 +31,11 @@ inline constexpr double kRoundoffF32 = 0x1p-24, kRoundoffBf16 = 0x1p-8, kAccumul
 /// layers. After an update AdamW divides a gradient near zero by its own size, so that its rounding can turn a whole step of it.
 inline constexpr double kTrainerStep = 2e-6, kTrainerAfterUpdates = 1e-4;
 
+/// A loss of a small untrained model in bf16 against f32: each of two layers stores about a dozen tensors rounded to 2⁻⁹, random in
+/// sign, so hidden states and logits are off by some √24 · 2⁻⁹ = 1 % of their size. Logits of an untrained head are within ±0.3, so a
+/// token's loss is off by .003 in 4.2 nats, and the mean of 32 tokens or more by 1/√32 of that: 1.3e-4, with 4 times room for its tail.
+inline constexpr double kTrainerBf16 = 5e-4;
+
 /// |a − b| ≤ tolerance · |b|, or both zero.
 inline bool close(double a, double b, double tolerance = kArithmetic) {
     const double d = a > b ? a - b : b - a, size = b < 0 ? -b : b;

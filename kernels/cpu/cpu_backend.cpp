@@ -113,7 +113,6 @@ KernelSet make_kernels(const std::string& set) {
     out.permutation_map = cpu::permutation_map;
     out.gemm = cpu::gemm;
     out.grouped_gemm = cpu::grouped_gemm;
-    out.convert = cpu::convert;
     return out;
 }
 
@@ -157,7 +156,7 @@ void* scratch(int slot, std::size_t bytes) {
         std::size_t size = 0;
         ~Block() { std::free(memory); }
     };
-    thread_local std::array<Block, 8> blocks;
+    thread_local std::array<Block, 16> blocks;
     Block& block = blocks[std::size_t(slot)];
     if (block.size < bytes) {
         std::free(block.memory);

@@ -17,7 +17,7 @@ inline __attribute__((always_inline)) Status in_format(NumberFormat format, Body
         body(double{});
         return {};
     }
-    return status_of(kUnsupported, "the CPU backend computes in f32 and f64");
+    return status_of(kUnsupported, "the CPU backend computes in f32, f64 and bf16");
 }
 
 }  // namespace

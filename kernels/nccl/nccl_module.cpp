@@ -10,6 +10,7 @@
 
 #include <cstdio>
 #include <memory>
+#include <thread>
 
 #include "kernels/communicator.hpp"
 
@@ -50,6 +51,7 @@ Status failure(cudaError_t error, const char* call) {
 
 /// What NCCL's own threads found wrong since the last call: a peer that died, a link that broke.
 Status asynchronous_error(const State& s) {
+    if (!s.comm) return status_of(kFailed, "an exchange on a communicator that an earlier error ended");
     ncclResult_t found = ncclSuccess;
     NCCL_TRY(s.comm, ncclCommGetAsyncError(s.comm, &found));
     return found == ncclSuccess || found == ncclInProgress ? Status{} : failure(found, s.comm, "an earlier exchange");
@@ -167,6 +169,22 @@ Status barrier(void* state) {
     return s.hosts.barrier(s.hosts.state);
 }
 
+/// Asks NCCL while it waits: a kernel that waits for a lost peer would never end.
+Status wait(void* state, Stream_* stream) {
+    State& s = state_of(state);
+    while (true) {
+        const cudaError_t done = cudaStreamQuery(as_stream(stream));
+        if (done == cudaSuccess) return asynchronous_error(s);
+        if (done != cudaErrorNotReady) return failure(done, "cudaStreamQuery");
+        if (const Status found = asynchronous_error(s); found.code != kOk) {
+            (void)ncclCommAbort(s.comm);                      // its kernels end
+            s.comm = nullptr;
+            return found;
+        }
+        std::this_thread::yield();
+    }
+}
+
 CommunicatorTable table_of(State* s);
 
 Status split(void* state, int color, int key, CommunicatorTable* out) {
@@ -198,7 +216,7 @@ void abort(void* state, int exit_status) {
 CommunicatorTable table_of(State* s) {
     return {.state = s, .rank = s->rank, .size = s->size, .space = Device::cuda, .all_to_all_v = all_to_all_v, .all_reduce = all_reduce,
             .reduce_scatter = reduce_scatter, .all_gather_v = all_gather_v, .broadcast = broadcast, .send = send, .receive = receive,
-            .barrier = barrier, .split = split, .release = release, .abort = abort};
+            .barrier = barrier, .wait = wait, .split = split, .release = release, .abort = abort};
 }
 
 }  // namespace

@@ -62,16 +62,17 @@ MoeLayer::MoeLayer(Runtime& rt, ParameterSet& parameters, const std::string& nam
     const std::int64_t score_width = rule_.reduced_router ? spec.router_size : width_;
     if (rule_.reduced_router)
         reduce_ = &parameters.make(name + ".router_reduce", {score_width, width_},
-                                   1 / std::sqrt(double(width_)));
+                                   1 / std::sqrt(double(width_)), 0, Held::by_all, 0, true, true);
     if (rule_.cosine)
         temperature_ = &parameters.make(name + ".router_temperature", {1}, 0, rule_.temperature,
-                                        Held::by_all, 0, false);
+                                        Held::by_all, 0, false, true);
     router_ =
         &parameters.make(name + ".router", {spec.num_experts, score_width},
-                         1 / std::sqrt(double(score_width)) * (rule_.reduced_router ? 1 : 0.5));
+                         1 / std::sqrt(double(score_width)) * (rule_.reduced_router ? 1 : 0.5), 0,
+                         Held::by_all, 0, true, true);
     if (spec.router_bias)
         router_bias_ = &parameters.make(name + ".router_bias", {spec.num_experts}, 0, 0,
-                                        Held::by_all, 0, false);
+                                        Held::by_all, 0, false, true);
     if (spec.selection_bias) {
         selection_bias_ = rt.statistic(spec.num_experts);
         rt.zero(selection_bias_);
@@ -90,11 +91,11 @@ MoeLayer::MoeLayer(Runtime& rt, ParameterSet& parameters, const std::string& nam
 /// Rows of length 1, v / |v| = rms_norm(v) / √width, and back.
 Tensor MoeLayer::unit_rows(const Tensor& x, std::int64_t rows, Tensor& scale) {
     const std::int64_t small = spec_.router_size;
-    Tensor out = rt_.tensor(rows * small);
+    Tensor out = rt_.statistic(rows * small);
     scale = rt_.statistic(rows);
     rt_.run(
         rt_.kernels.rms_norm_forward,
-        RmsNormForward{x.data(), nullptr, out.data(), scale.data(), rows, small, 1e-12, rt_.format},
+        RmsNormForward{x.data(), nullptr, out.data(), scale.data(), rows, small, 1e-12, rt_.stat},
         "rms_norm_forward");
     scale_numbers(out, 1 / std::sqrt(double(small)));
     return out;
@@ -103,10 +104,10 @@ Tensor MoeLayer::unit_rows_backward(const Tensor& x, Tensor& dunit, std::int64_t
                                     const Tensor& scale) {
     const std::int64_t small = spec_.router_size;
     scale_numbers(dunit, 1 / std::sqrt(double(small)));
-    Tensor dx = rt_.tensor(rows * small);
+    Tensor dx = rt_.statistic(rows * small);
     rt_.run(rt_.kernels.rms_norm_backward,
             RmsNormBackward{x.data(), nullptr, scale.data(), dunit.data(), dx.data(), nullptr, rows,
-                            small, false, rt_.format},
+                            small, false, rt_.stat},
             "rms_norm_backward");
     return dx;
 }
@@ -115,22 +116,25 @@ void MoeLayer::scale_numbers(Tensor& x, double factor) {
             "scale");
 }
 
+/// Routers compute in stat whatever the format: a choice is a step, and rounded scores take others.
 void MoeLayer::score(const Tensor& x, std::int64_t units, Saved& saved) {
     const std::int64_t experts = spec_.num_experts, small = spec_.router_size;
+    const Tensor wide = rt_.format == rt_.stat ? Tensor() : rt_.converted(x, rt_.stat);
+    const void* in = wide ? wide.data() : x.data();
     saved.logits = rt_.statistic(units * experts);
     if (!rule_.reduced_router) {
-        linear_forward(rt_, x.data(), router_->value.data(), saved.logits.data(), units, width_,
-                       experts);
+        linear_forward(rt_, in, router_->value.data(), saved.logits.data(), units, width_, experts,
+                       rt_.stat);
     } else {
-        saved.scores_in = rt_.tensor(units * small);
-        linear_forward(rt_, x.data(), reduce_->value.data(), saved.scores_in.data(), units, width_,
-                       small);
+        saved.scores_in = rt_.statistic(units * small);
+        linear_forward(rt_, in, reduce_->value.data(), saved.scores_in.data(), units, width_, small,
+                       rt_.stat);
         saved.expert_unit = unit_rows(router_->value, experts, saved.expert_unit_scale);
         if (rule_.cosine)
             saved.token_unit = unit_rows(saved.scores_in, units, saved.token_unit_scale);
         const Tensor& tokens = rule_.cosine ? saved.token_unit : saved.scores_in;
         linear_forward(rt_, tokens.data(), saved.expert_unit.data(), saved.logits.data(), units,
-                       small, experts);
+                       small, experts, rt_.stat);
         if (temperature_) {
             saved.temperature =
                 rt_.download(temperature_->value.data(), 1, temperature_->value.format())[0];
@@ -138,17 +142,26 @@ void MoeLayer::score(const Tensor& x, std::int64_t units, Saved& saved) {
         }
     }
     if (router_bias_)
-        add_bias(rt_, saved.logits.data(), router_bias_->value.data(), units, experts);
+        add_bias(rt_, saved.logits.data(), router_bias_->value.data(), units, experts, rt_.stat);
 }
 
+/// Adds to dsplit.
 void MoeLayer::score_backward(Tensor& dlogits, std::int64_t units, Tensor& dsplit, Saved& saved) {
     const std::int64_t experts = spec_.num_experts, small = spec_.router_size;
     if (router_bias_)
-        add_bias_gradient(rt_, dlogits.data(), router_bias_->gradient.data(), units, experts);
-    const void* x = saved.split.data();
+        add_bias_gradient(rt_, dlogits.data(), router_bias_->gradient.data(), units, experts,
+                          rt_.stat);
+    Tensor wide_x, wide_dx;
+    if (rt_.format != rt_.stat) {
+        wide_x = rt_.converted(saved.split, rt_.stat);
+        wide_dx = rt_.converted(dsplit, rt_.stat);
+    }
+    const void* x = wide_x ? wide_x.data() : saved.split.data();
+    void* dx = wide_dx ? wide_dx.data() : dsplit.data();
     if (!rule_.reduced_router) {
-        linear_backward(rt_, x, router_->value.data(), dlogits.data(), dsplit.data(),
-                        router_->gradient.data(), units, width_, experts, true);
+        linear_backward(rt_, x, router_->value.data(), dlogits.data(), dx, router_->gradient.data(),
+                        units, width_, experts, true, rt_.stat);
+        if (wide_dx) rt_.convert(wide_dx, dsplit);
         return;
     }
     const Tensor& tokens = rule_.cosine ? saved.token_unit : saved.scores_in;
@@ -157,7 +170,7 @@ void MoeLayer::score_backward(Tensor& dlogits, std::int64_t units, Tensor& dspli
         scale_numbers(dlogits, 1 / saved.temperature);
         Tensor scores = rt_.statistic(units * experts);
         linear_forward(rt_, tokens.data(), saved.expert_unit.data(), scores.data(), units, small,
-                       experts);
+                       experts, rt_.stat);
         GemmCall product;
         product.a = dlogits.data();
         product.b = scores.data();
@@ -169,17 +182,19 @@ void MoeLayer::score_backward(Tensor& dlogits, std::int64_t units, Tensor& dspli
         product.format = product.out_format = rt_.stat;
         rt_.run(rt_.kernels.gemm, product, "gemm");
     }
-    Tensor dtokens = rt_.tensor(units * small), dunit = rt_.tensor(experts * small);
+    Tensor dtokens = rt_.statistic(units * small), dunit = rt_.statistic(experts * small);
     rt_.zero(dunit);
     linear_backward(rt_, tokens.data(), saved.expert_unit.data(), dlogits.data(), dtokens.data(),
-                    dunit.data(), units, small, experts);
+                    dunit.data(), units, small, experts, false, rt_.stat);
     const Tensor dexperts =
         unit_rows_backward(router_->value, dunit, experts, saved.expert_unit_scale);
-    add(rt_, router_->gradient.data(), dexperts.data(), router_->gradient.data(), experts * small);
+    add(rt_, router_->gradient.data(), dexperts.data(), router_->gradient.data(), experts * small,
+        rt_.stat);
     if (rule_.cosine)
         dtokens = unit_rows_backward(saved.scores_in, dtokens, units, saved.token_unit_scale);
-    linear_backward(rt_, x, reduce_->value.data(), dtokens.data(), dsplit.data(),
-                    reduce_->gradient.data(), units, width_, small, true);
+    linear_backward(rt_, x, reduce_->value.data(), dtokens.data(), dx, reduce_->gradient.data(),
+                    units, width_, small, true, rt_.stat);
+    if (wide_dx) rt_.convert(wide_dx, dsplit);
 }
 
 /// Masks: one row a document (pools), a domain, or one for all (an expert subset).
@@ -327,6 +342,7 @@ void MoeLayer::exchange(const void* from, const std::vector<std::int64_t>& sent_
     const auto begin = Clock::now();
     if (group_.experts->accepts(rt_.backend.device)) {
         group_.experts->all_to_all_v(from, sent, to, received, rt_.stream);
+        group_.experts->wait(rt_.backend, rt_.stream);
     } else {  // MPI is never given device memory: by way of the host
         std::vector<char> host_sent(static_cast<std::size_t>(sent_total)),
             host_received(static_cast<std::size_t>(received_total));

@@ -19,7 +19,8 @@ double initial_number(Seed seed, const std::string& name, std::uint64_t index) {
 }
 
 Parameter& ParameterSet::make(std::string name, std::vector<std::int64_t> shape, double deviation,
-                              double mean, Held held, std::int64_t first, bool decays) {
+                              double mean, Held held, std::int64_t first, bool decays,
+                              bool full_precision) {
     auto parameter = std::make_unique<Parameter>();
     std::int64_t count = 1;
     for (const std::int64_t extent : shape) count *= extent;
@@ -28,7 +29,8 @@ Parameter& ParameterSet::make(std::string name, std::vector<std::int64_t> shape,
     parameter->held = held;
     parameter->first = first;
     parameter->decays = decays;
-    parameter->value = runtime_.tensor(count);
+    parameter->value = full_precision ? runtime_.statistic(count) : runtime_.tensor(count);
+    if (parameter->value.format() != runtime_.stat) parameter->master = runtime_.statistic(count);
     parameter->gradient = runtime_.statistic(count);
     parameter->m = runtime_.statistic(count);
     parameter->v = runtime_.statistic(count);
@@ -42,7 +44,8 @@ Parameter& ParameterSet::make(std::string name, std::vector<std::int64_t> shape,
                 deviation *
                 uniform_of(mix(key + 0x9e3779b97f4a7c15u * (std::uint64_t(first) + i + 1)));
     }
-    runtime_.upload(parameter->value.data(), values, runtime_.format);
+    runtime_.upload(parameter->full().data(), values, runtime_.stat);
+    if (parameter->master) runtime_.convert(parameter->master, parameter->value);
     parameters_.push_back(std::move(parameter));
     return *parameters_.back();
 }

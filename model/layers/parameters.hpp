@@ -22,8 +22,10 @@ struct Parameter {
     std::int64_t first = 0;  ///< index of our first element in the whole model's tensor (experts of
                              ///< lower ranks come before)
     bool decays = true;      ///< matrices do; norms and biases do not
-    Tensor value;            ///< `format`
-    Tensor gradient, m, v;   ///< stat
+    Tensor value;            ///< what layers compute with: `format`, or stat (routers)
+    Tensor master;          ///< stat: what learns, where `value` is a rounded copy of it; else none
+    Tensor gradient, m, v;  ///< stat
+    Tensor& full() { return master ? master : value; }  ///< in full precision
     std::int64_t count() const { return value.count(); }
 };
 
@@ -35,9 +37,10 @@ class ParameterSet {
     /// A tensor of uniform numbers with this standard deviation around `mean`: element i of the
     /// whole model's tensor depends on seed, name and i alone, so every layout begins with the same
     /// model. (Uniform, not normal: an integer hash and one product, the same in any language.)
+    /// @param full_precision  its value is kept in stat: routers
     Parameter& make(std::string name, std::vector<std::int64_t> shape, double deviation,
                     double mean = 0, Held held = Held::by_all, std::int64_t first = 0,
-                    bool decays = true);
+                    bool decays = true, bool full_precision = false);
     void set_seed(Seed seed) { seed_ = seed; }
 
     std::vector<Parameter*> all() const;

@@ -1,9 +1,11 @@
 #include "model/layers/tensor.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "core/errors.hpp"
+#include "core/quantity_text.hpp"
 
 namespace moeplan {
 namespace {
@@ -43,6 +45,11 @@ void* Memory::take(std::size_t bytes) {
         status = backend_.allocate(size, &block);
     }
     if (status.code != kOk) in_use_ -= bytes;
+    if (status.code == kOutOfMemory)
+        throw EnvironmentError(
+            std::string(status.message) + ", for a tensor of " + to_text(Bytes{double(bytes)}) +
+            "; weights, moments and activations take " + to_text(Bytes{double(in_use_)}) +
+            ". A smaller --micro-batch or --seq needs less");
     check(status, "allocate");
     return block;
 }
@@ -91,6 +98,14 @@ std::vector<double> Runtime::download(const void* device, std::int64_t count, Nu
         check(backend.synchronise(stream), "synchronise");
         return out;
     }
+    if (of == NumberFormat::bf16) {  // its bits are the upper half of an f32's
+        std::vector<std::uint16_t> halves(out.size());
+        copy(halves.data(), device, halves.size() * sizeof(std::uint16_t));
+        check(backend.synchronise(stream), "synchronise");
+        for (std::size_t i = 0; i < out.size(); ++i)
+            out[i] = std::bit_cast<float>(std::uint32_t(halves[i]) << 16);
+        return out;
+    }
     std::vector<float> narrow(out.size());
     copy(narrow.data(), device, narrow.size() * sizeof(float));
     check(backend.synchronise(stream), "synchronise");
@@ -99,6 +114,13 @@ std::vector<double> Runtime::download(const void* device, std::int64_t count, Nu
 }
 
 void Runtime::upload(void* device, const std::vector<double>& host, NumberFormat of) {
+    if (of == NumberFormat::bf16) {  // rounded on the device, as an optimizer's step is
+        Tensor wide(memory, std::int64_t(host.size()), NumberFormat::f32);
+        upload(wide.data(), host, NumberFormat::f32);
+        run(kernels.convert, Convert{wide.data(), device, wide.count(), NumberFormat::f32, of},
+            "convert");
+        return;
+    }
     if (of == NumberFormat::f64) {
         copy(device, host.data(), host.size() * sizeof(double));
     } else {
@@ -110,13 +132,23 @@ void Runtime::upload(void* device, const std::vector<double>& host, NumberFormat
     check(backend.synchronise(stream), "synchronise");
 }
 
+void Runtime::convert(const Tensor& from, Tensor& to) {
+    run(kernels.convert, Convert{from.data(), to.data(), from.count(), from.format(), to.format()},
+        "convert");
+}
+Tensor Runtime::converted(const Tensor& from, NumberFormat to) {
+    Tensor out(memory, from.count(), to);
+    convert(from, out);
+    return out;
+}
+
 void Runtime::missing(std::string_view kernel) const {
     throw EnvironmentError(std::string(backend.facts->name) + " has no kernel " +
                            std::string(kernel) + ": use --device cpu for this model");
 }
 
 void linear_forward(Runtime& rt, const void* x, const void* w, void* y, std::int64_t rows,
-                    std::int64_t in, std::int64_t out) {
+                    std::int64_t in, std::int64_t out, std::optional<NumberFormat> format) {
     GemmCall call;
     call.a = x;
     call.b = w;
@@ -128,14 +160,15 @@ void linear_forward(Runtime& rt, const void* x, const void* w, void* y, std::int
     call.ldb = in;
     call.ldc = out;
     call.transpose_b = true;
-    call.format = call.out_format = rt.format;
+    call.format = call.out_format = format.value_or(rt.format);
     rt.run(rt.kernels.gemm, call, "gemm");
 }
 
 void linear_backward(Runtime& rt, const void* x, const void* w, const void* dy, void* dx, void* dw,
-                     std::int64_t rows, std::int64_t in, std::int64_t out, bool accumulate) {
+                     std::int64_t rows, std::int64_t in, std::int64_t out, bool accumulate,
+                     std::optional<NumberFormat> format) {
     GemmCall call;
-    call.format = call.out_format = rt.format;
+    call.format = call.out_format = format.value_or(rt.format);
     if (dx) {
         call.a = dy;
         call.b = w;
@@ -166,17 +199,22 @@ void linear_backward(Runtime& rt, const void* x, const void* w, const void* dy, 
     }
 }
 
-void add_bias(Runtime& rt, void* x, const void* bias, std::int64_t rows, std::int64_t width) {
-    rt.run(rt.kernels.bias_forward, BiasForward{x, bias, nullptr, rows, width, 1, rt.format},
+void add_bias(Runtime& rt, void* x, const void* bias, std::int64_t rows, std::int64_t width,
+              std::optional<NumberFormat> format) {
+    rt.run(rt.kernels.bias_forward,
+           BiasForward{x, bias, nullptr, rows, width, 1, format.value_or(rt.format)},
            "bias_forward");
 }
 void add_bias_gradient(Runtime& rt, const void* dy, void* dbias, std::int64_t rows,
-                       std::int64_t width) {
-    rt.run(rt.kernels.bias_backward, BiasBackward{dy, dbias, nullptr, rows, width, 1, rt.format},
+                       std::int64_t width, std::optional<NumberFormat> format) {
+    rt.run(rt.kernels.bias_backward,
+           BiasBackward{dy, dbias, nullptr, rows, width, 1, format.value_or(rt.format)},
            "bias_backward");
 }
-void add(Runtime& rt, const void* a, const void* b, void* out, std::int64_t count) {
-    rt.run(rt.kernels.residual_add, ResidualAdd{a, b, out, count, rt.format}, "residual_add");
+void add(Runtime& rt, const void* a, const void* b, void* out, std::int64_t count,
+         std::optional<NumberFormat> format) {
+    rt.run(rt.kernels.residual_add, ResidualAdd{a, b, out, count, format.value_or(rt.format)},
+           "residual_add");
 }
 
 }  // namespace moeplan

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -88,8 +89,11 @@ class Runtime {
     Tensor upload(const std::vector<std::int32_t>& host);
     std::vector<std::int32_t> download_ids(const void* device, std::int64_t count);
     std::vector<double> download(const void* device, std::int64_t count,
-                                 NumberFormat format);  ///< f32 or f64
+                                 NumberFormat format);  ///< f32, f64 or bf16
     void upload(void* device, const std::vector<double>& host, NumberFormat format);
+    /// to = from, in to's format; the same count.
+    void convert(const Tensor& from, Tensor& to);
+    Tensor converted(const Tensor& from, NumberFormat to);
     void zero(void* data, std::size_t bytes) {
         check(backend.set_zero(data, bytes, stream), "set_zero");
     }
@@ -115,18 +119,21 @@ class Runtime {
     [[noreturn]] void missing(std::string_view kernel) const;
 };
 
-/// @name y = x · wᵀ, w is out × in as a Linear's.
+/// @name y = x · wᵀ, w is out × in as a Linear's; all in the runtime's format, or in the one given.
 /// @{
 void linear_forward(Runtime&, const void* x, const void* w, void* y, std::int64_t rows,
-                    std::int64_t in, std::int64_t out);
-/// dx (written, or += if accumulate) = dy · w; dw += dyᵀ · x. Null pointers are left out.
+                    std::int64_t in, std::int64_t out, std::optional<NumberFormat> format = {});
+/// dx (written, or += if accumulate) = dy · w; dw += dyᵀ · x, in stat. Null pointers are left out.
 void linear_backward(Runtime&, const void* x, const void* w, const void* dy, void* dx, void* dw,
-                     std::int64_t rows, std::int64_t in, std::int64_t out, bool accumulate = false);
+                     std::int64_t rows, std::int64_t in, std::int64_t out, bool accumulate = false,
+                     std::optional<NumberFormat> format = {});
 /// @}
-void add_bias(Runtime&, void* x, const void* bias, std::int64_t rows, std::int64_t width);
-void add_bias_gradient(Runtime&, const void* dy, void* dbias, std::int64_t rows,
-                       std::int64_t width);
+void add_bias(Runtime&, void* x, const void* bias, std::int64_t rows, std::int64_t width,
+              std::optional<NumberFormat> format = {});
+void add_bias_gradient(Runtime&, const void* dy, void* dbias, std::int64_t rows, std::int64_t width,
+                       std::optional<NumberFormat> format = {});
 /// out = a + b.
-void add(Runtime&, const void* a, const void* b, void* out, std::int64_t count);
+void add(Runtime&, const void* a, const void* b, void* out, std::int64_t count,
+         std::optional<NumberFormat> format = {});
 
 }  // namespace moeplan

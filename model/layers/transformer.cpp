@@ -252,7 +252,7 @@ Transformer::Result Transformer::evaluate(const MicroBatch& batch, std::vector<M
 
 std::string Transformer::first_bad_part(const MicroBatch& batch) {
     const auto bad = [&](const Tensor& tensor) {
-        for (const double value : rt_.download(tensor.data(), tensor.count(), rt_.format))
+        for (const double value : rt_.download(tensor.data(), tensor.count(), tensor.format()))
             if (!std::isfinite(value)) return true;
         return false;
     };
@@ -264,6 +264,9 @@ std::string Transformer::first_bad_part(const MicroBatch& batch) {
         x = block_forward(blocks_[i], std::move(x), batch, saved, result, nullptr);
         const std::string name = "layers." + std::to_string(i);
         if (bad(saved.middle)) return name + ".attention";
+        if (blocks_[i].moe && !(std::isfinite(result.moe.back().balance_loss) &&
+                                std::isfinite(result.moe.back().z_loss)))
+            return name + ".moe.router";
         if (bad(x)) return name + (blocks_[i].moe ? ".moe" : ".dense");
     }
     Tensor scale;

@@ -36,8 +36,8 @@ KernelProblem small_problem() {
 }
 
 class EveryRow : public ::testing::TestWithParam<std::string> {};
-TEST_P(EveryRow, RunsInBothFormatsAndSaysItsWork) {
-    for (const NumberFormat format : {NumberFormat::f32, NumberFormat::f64}) {
+TEST_P(EveryRow, RunsInEveryFormatAndSaysItsWork) {
+    for (const NumberFormat format : {NumberFormat::f32, NumberFormat::f64, NumberFormat::bf16}) {
         KernelProblem p = small_problem();
         p.format = format;
         const PreparedKernel kernel(cpu_backend(), GetParam(), p);

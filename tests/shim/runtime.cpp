@@ -1,5 +1,6 @@
 // The CUDA runtime and cuBLAS as the kernels' host code sees them: memory is the heap's, every stream runs at once, products
 // are plain loops with f32 accumulation.
+// What a machine may be: MOEPLAN_SHIM_GPUS (1), MOEPLAN_SHIM_MEMORY in bytes (4 GiB), MOEPLAN_SHIM_DRIVER as 12050; lacking a driver is 0.
 
 #include <cublas_v2.h>
 #include <cuda_runtime.h>
@@ -18,6 +19,21 @@ std::map<const void*, std::size_t>& dynamic_limits() {
     return limits;
 }
 std::string failure_text;
+
+constexpr int kRuntime = 12050;
+std::size_t machine(const char* variable, std::size_t otherwise) {
+    const char* text = std::getenv(variable);
+    return text ? std::strtoull(text, nullptr, 10) : otherwise;
+}
+int num_gpus() { return static_cast<int>(machine("MOEPLAN_SHIM_GPUS", 1)); }
+int driver() { return static_cast<int>(machine("MOEPLAN_SHIM_DRIVER", kRuntime)); }
+std::size_t memory() { return machine("MOEPLAN_SHIM_MEMORY", std::size_t{4} << 30); }
+/// Device memory: where each block begins, and its length.
+std::map<const char*, std::size_t>& blocks() {
+    static auto& all = *new std::map<const char*, std::size_t>;
+    return all;
+}
+std::size_t memory_used = 0;
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 float value(const void* p, cudaDataType_t type, std::int64_t i) {
@@ -50,6 +66,7 @@ bool types_are_wrong(cudaDataType_t a, cudaDataType_t b, cudaDataType_t c) {
 }  // namespace
 
 namespace shim {
+bool (*streams_hang)() = nullptr;
 void note_error(int error) { last_error = static_cast<cudaError_t>(error); }
 void raise_dynamic_limit(const void* kernel, int bytes) {
     const std::lock_guard lock(mutex);
@@ -68,35 +85,61 @@ const char* cudaGetErrorString(cudaError_t error) {
         case cudaErrorInvalidConfiguration:
         case cudaErrorLaunchFailure: failure_text = shim::failure(); return failure_text.c_str();
         case cudaErrorMemoryAllocation: return "out of memory";
+        case cudaErrorNoDevice: return "no CUDA-capable device is detected";
+        case cudaErrorInsufficientDriver: return "CUDA driver version is insufficient for CUDA runtime version";
         default: return "an error of the CUDA shim";
     }
 }
 cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
-cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
-cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorInvalidDevice; }
+cudaError_t cudaGetDeviceCount(int* count) {
+    if (driver() < kRuntime) return cudaErrorInsufficientDriver;
+    if (num_gpus() == 0) return cudaErrorNoDevice;
+    return *count = num_gpus(), cudaSuccess;
+}
+cudaError_t cudaSetDevice(int device) { return device >= 0 && device < num_gpus() ? cudaSuccess : cudaErrorInvalidDevice; }
 cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int) {
     *p = {};
     std::snprintf(p->name, sizeof p->name, "CUDA kernels on fibers (no GPU)");
-    p->totalGlobalMem = std::size_t{4} << 30, p->sharedMemPerBlockOptin = 227 * 1024;
+    p->totalGlobalMem = memory(), p->sharedMemPerBlockOptin = 227 * 1024;
     p->major = 9, p->multiProcessorCount = 1, p->l2CacheSize = 1 << 20;
     return cudaSuccess;
 }
 cudaError_t cudaDeviceGetAttribute(int* v, cudaDeviceAttr, int) { return *v = 0, cudaSuccess; }
-cudaError_t cudaDriverGetVersion(int* v) { return *v = 12050, cudaSuccess; }
-cudaError_t cudaRuntimeGetVersion(int* v) { return *v = 12050, cudaSuccess; }
-cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) { return *free = *total = std::size_t{4} << 30, cudaSuccess; }
+cudaError_t cudaDriverGetVersion(int* v) { return *v = driver(), cudaSuccess; }
+cudaError_t cudaRuntimeGetVersion(int* v) { return *v = kRuntime, cudaSuccess; }
+cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
+    const std::lock_guard lock(mutex);
+    return *total = memory(), *free = *total - memory_used, cudaSuccess;
+}
 cudaError_t cudaMalloc(void** out, std::size_t bytes) {
-    if (bytes > (std::size_t{4} << 30)) return cudaErrorMemoryAllocation;
+    const std::lock_guard lock(mutex);
+    if (bytes > memory() || memory_used > memory() - bytes) return cudaErrorMemoryAllocation;
     // Exactly as long as asked; the 16-byte alignment of the heap is what our packs need. All bits set: floats are NaN.
     *out = std::malloc(bytes);
     if (!*out) return cudaErrorMemoryAllocation;
     std::memset(*out, 0xff, bytes);
+    blocks()[static_cast<char*>(*out)] = bytes;
+    memory_used += bytes;
     return cudaSuccess;
 }
-cudaError_t cudaFree(void* p) { return std::free(p), cudaSuccess; }
-cudaError_t cudaMallocHost(void** out, std::size_t bytes) { return cudaMalloc(out, bytes); }
-cudaError_t cudaFreeHost(void* p) { return cudaFree(p); }
+cudaError_t cudaFree(void* p) {
+    const std::lock_guard lock(mutex);
+    if (const auto block = blocks().find(static_cast<char*>(p)); block != blocks().end()) {
+        memory_used -= block->second;
+        blocks().erase(block);
+    }
+    return std::free(p), cudaSuccess;
+}
+cudaError_t cudaMallocHost(void** out, std::size_t bytes) { return *out = std::malloc(bytes), *out ? cudaSuccess : cudaErrorMemoryAllocation; }
+cudaError_t cudaFreeHost(void* p) { return std::free(p), cudaSuccess; }
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* out, const void* p) {
+    const std::lock_guard lock(mutex);
+    const auto after = blocks().upper_bound(static_cast<const char*>(p));
+    const auto block = after == blocks().begin() ? blocks().end() : std::prev(after);
+    const bool inside = block != blocks().end() && static_cast<const char*>(p) <= block->first + block->second;
+    return out->type = inside ? cudaMemoryTypeDevice : cudaMemoryTypeUnregistered, cudaSuccess;
+}
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t) {
     return std::memcpy(to, from, bytes), cudaSuccess;
 }
@@ -108,7 +151,12 @@ cudaError_t cudaMemset2DAsync(void* to, std::size_t pitch, int v, std::size_t wi
 }
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* out, unsigned) { return *out = reinterpret_cast<cudaStream_t>(new char), cudaSuccess; }
 cudaError_t cudaStreamDestroy(cudaStream_t s) { return delete reinterpret_cast<char*>(s), cudaSuccess; }
-cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaStreamSynchronize(cudaStream_t) {
+    if (!shim::streams_hang || !shim::streams_hang()) return cudaSuccess;
+    std::fprintf(stderr, "the shim: cudaStreamSynchronize on a stream that never ends\n");
+    std::abort();
+}
+cudaError_t cudaStreamQuery(cudaStream_t) { return shim::streams_hang && shim::streams_hang() ? cudaErrorNotReady : cudaSuccess; }
 cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
 cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* out, unsigned) { return *out = new CUevent_st{}, cudaSuccess; }

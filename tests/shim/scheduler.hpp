@@ -41,6 +41,9 @@ void clear_failure();
 struct Work { std::uint64_t launches = 0, blocks = 0, threads = 0, switches = 0; };
 Work work_done();
 
+/// Null, or says whether work on streams never ends now: an exchange whose peer is gone.
+extern bool (*streams_hang)();
+
 // What kernels call ------------------------------------------------------------------------------------------------------
 
 void sync_threads(Site);

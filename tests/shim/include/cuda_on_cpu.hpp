@@ -176,6 +176,8 @@ struct cudaDeviceProp {
     int major, minor, multiProcessorCount, l2CacheSize;
 };
 struct cudaFuncAttributes { int numRegs; };
+enum cudaMemoryType { cudaMemoryTypeUnregistered = 0, cudaMemoryTypeHost = 1, cudaMemoryTypeDevice = 2, cudaMemoryTypeManaged = 3 };
+struct cudaPointerAttributes { cudaMemoryType type; };
 template <typename K>
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, K*) { return cudaSuccess; }
 const char* cudaGetErrorString(cudaError_t);
@@ -199,6 +201,8 @@ cudaError_t cudaMemset2DAsync(void*, std::size_t pitch, int, std::size_t width, 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t*, unsigned);
 cudaError_t cudaStreamDestroy(cudaStream_t);
 cudaError_t cudaStreamSynchronize(cudaStream_t);
+cudaError_t cudaStreamQuery(cudaStream_t);
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes*, const void*);
 cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned = 0);
 cudaError_t cudaDeviceSynchronize();
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t*, unsigned);
