@@ -168,7 +168,9 @@ void Quickstart::prepare_text_files() {
     const PreparedText prepared =
         prepare_text(text, [&](double done, std::string_view doing) { show("text", done, doing); });
     write_whole(out_ / "corpus.json", prepared.manifest);
-    tokens_file_ = prepared.tokens_file.string();
+    // Kept with the rest: training on another machine, with a GPU and no tokeniser, reads it too.
+    tokens_file_ = (out_ / "tokens.bin").string();
+    write_tokens(tokens_file_, prepared.tokens);
     const Json manifest = Json::parse(prepared.manifest);
     said("Text: " + std::to_string(prepared.tokens.document_ends.size()) + " documents, " +
          std::to_string(prepared.tokens.tokens.size()) + " tokens, " +

@@ -1,6 +1,10 @@
 // Times every kernel of the GPU over a grid of shapes, cold and warm, and writes a profile that `moeplan --profile` reads.
 //
-//   gpu_profile OUT.json [SECONDS]        exit status 0, or 3 without a GPU
+//   gpu_profile OUT.json [SECONDS] [--figures FILE] [--tiny]        exit status 0, or 3 without a GPU
+//
+// --figures: what the kernels are held to (docs/gpu-run.md): memory-bound kernels as a share of the copy's bandwidth, grouped products as
+// a share of cuBLAS's rate on one dense product of the same flops, an MH-MoE sub-layer as a share of its roofline floor.
+// --tiny: two points of every kernel, for a device that is none (tests/shim).
 //
 // Cold: twice the L2 cache is overwritten before each run, as a real step would between two uses of a tensor. Warm: ten runs
 // back to back. Median of at least 7 samples; relative spread = median of |t − median| over median. The file is written anew
@@ -18,6 +22,14 @@
 
 #include "core/errors.hpp"
 #include "kernels/kernel_rows.hpp"
+
+// moe_layer.cpp
+extern "C" {
+const char* moeplan_error();
+int moeplan_layer(std::int64_t tokens, std::int64_t hidden, std::int64_t heads, std::int64_t experts, std::int64_t top_k, std::int64_t inner, void** out);
+int moeplan_layer_forward(void* layer);
+int moeplan_layer_backward(void* layer);
+}
 
 namespace moeplan {
 namespace {
@@ -38,22 +50,28 @@ Sample summary(std::vector<double> t) {
 
 class Timer {
   public:
-    explicit Timer(const Backend& gpu) : gpu_(gpu), flush_bytes_(2 * gpu.facts->l2_bytes + (64u << 20)) {
-        check(gpu.streams->create_stream(&stream_), "create_stream");
+    /// @param own_stream  false: the default stream
+    Timer(const Backend& gpu, bool own_stream, bool tiny) : gpu_(gpu), flush_bytes_(2 * gpu.facts->l2_bytes + (tiny ? 0 : 64u << 20)), tiny_(tiny) {
+        if (own_stream) check(gpu.streams->create_stream(&stream_), "create_stream");
         check(gpu.streams->create_event(&begin_), "create_event");
         check(gpu.streams->create_event(&end_), "create_event");
         check(gpu.allocate(flush_bytes_, &flush_), "allocate");
     }
     Sample time(const PreparedKernel& kernel, bool cold, double limit_s) {
+        return time([&](Stream_* stream) { check(kernel.run(stream), "run"); }, cold, limit_s);
+    }
+    /// @param run  puts its work on the stream it is given, or on the default one and this timer's is that
+    template <class Run>
+    Sample time(Run run, bool cold, double limit_s) {
         const int group = cold ? 1 : 10;
-        for (int i = 0; i < 3; ++i) check(kernel.run(stream_), "warm-up");
+        for (int i = 0; i < 3; ++i) run(stream_);
         check(gpu_.synchronise(stream_), "synchronise");
         std::vector<double> samples;
         const auto start = std::chrono::steady_clock::now();
-        while (samples.size() < 7 || (seconds_since(start) < limit_s && samples.size() < 50 && summary(samples).spread > 0.005)) {
+        while (samples.size() < (tiny_ ? 2 : 7) || (!tiny_ && seconds_since(start) < limit_s && samples.size() < 50 && summary(samples).spread > 0.005)) {
             if (cold) check(gpu_.set_zero(flush_, flush_bytes_, stream_), "flush");
             check(gpu_.streams->record(begin_, stream_), "record");
-            for (int i = 0; i < group; ++i) check(kernel.run(stream_), "run");
+            for (int i = 0; i < group; ++i) run(stream_);
             check(gpu_.streams->record(end_, stream_), "record");
             check(gpu_.streams->wait(end_), "wait");
             double t = 0;
@@ -66,12 +84,19 @@ class Timer {
   private:
     const Backend& gpu_;
     std::size_t flush_bytes_;
+    bool tiny_;
     Stream_* stream_ = nullptr;
     Event_ *begin_ = nullptr, *end_ = nullptr;
     void* flush_ = nullptr;
 };
 
-struct Point { std::string kernel; KernelProblem problem; };
+/// Which figure a point gives, beside its row of the profile.
+enum class Figure { none, copy, streamed, dense, grouped };
+struct Point {
+    std::string kernel;
+    KernelProblem problem;
+    Figure figure = Figure::none;
+};
 
 std::vector<std::uint32_t> rows_of(const char* kind, std::int64_t rows, int experts) {
     std::vector<double> share(experts, 1.0);
@@ -119,9 +144,15 @@ std::vector<Point> grid() {
         add("grouped_gemm", [&](KernelProblem& p) { p.group_rows = rows_of(kind, rows, experts), p.n = n, p.k = k, p.product = product; });
     };
     streamed(1);
-    gemm(16384, 2048, 2048), gemm(8192, 8192, 8192);
+    for (Point& p : points) p.figure = p.kernel == "copy" ? Figure::copy : Figure::streamed;
+    gemm(131072, 2816, 512);
+    points.back().figure = Figure::dense;
     for (const auto product : {GroupedProduct::forward, GroupedProduct::data_gradient, GroupedProduct::weight_gradient})
-        grouped("uniform", 131072, 64, 2816, 512, product), grouped("uniform", 131072, 64, 512, 1408, product);
+        for (const auto& [n, k] : {std::pair<std::int64_t, std::int64_t>{2816, 512}, {512, 1408}}) {
+            grouped("uniform", 131072, 64, n, k, product);
+            points.back().figure = Figure::grouped;
+        }
+    gemm(16384, 2048, 2048), gemm(8192, 8192, 8192);
     for (const std::int64_t s : {1024, 4096})
         for (const char* k : {"attention_forward", "attention_backward"})
             add(k, [&](KernelProblem& p) { p.batch = 16384 / s, p.sequence = s, p.num_heads = 16, p.num_kv_heads = 16, p.head_size = 128; });
@@ -130,9 +161,31 @@ std::vector<Point> grid() {
         grouped("uniform", rows * 64, 64, 2816, 512, GroupedProduct::forward), grouped("uniform", rows * 8, 8, 14336, 4096, GroupedProduct::forward);
     streamed(0.125);
     for (const std::int64_t m : {64, 128, 129, 256, 512, 1024, 2048, 4096, 16384})
-        for (const auto [n, k] : {std::pair<std::int64_t, std::int64_t>{2048, 2048}, {4096, 4096}, {14336, 4096}, {4096, 14336}, {1408, 512}, {512, 512}})
+        for (const auto& [n, k] : {std::pair<std::int64_t, std::int64_t>{2048, 2048}, {4096, 4096}, {14336, 4096}, {4096, 14336}, {1408, 512}, {512, 512}})
             gemm(m, n, k);
     streamed(0.01);
+    return points;
+}
+
+/// Every kernel at two sizes that the shim runs in a moment.
+std::vector<Point> tiny_grid() {
+    std::vector<Point> points;
+    const std::vector<Point> whole = grid();
+    for (const std::int64_t size : {4, 8})
+        for (const KernelRow& row : kernel_rows()) {
+            if (std::none_of(whole.begin(), whole.end(), [&](const Point& p) { return p.kernel == row.name; })) continue;
+            Point p{std::string(row.name), {}};
+            KernelProblem& q = p.problem;
+            q.format = NumberFormat::bf16;
+            q.rows = 4 * size, q.width = 8 * size, q.num_experts = size, q.top_k = 2, q.num_documents = 2;
+            q.m = q.n = q.k = 4 * size;
+            q.group_rows = rows_of("uniform", 4 * size, 4);
+            q.batch = 1, q.sequence = 4 * size, q.num_heads = q.num_kv_heads = 2, q.head_size = 8;
+            if (size == 4)
+                p.figure = row.name == "copy" ? Figure::copy : row.name == "gemm" ? Figure::dense : row.name == "grouped_gemm" ? Figure::grouped
+                                                                                                                              : Figure::streamed;
+            points.push_back(std::move(p));
+        }
     return points;
 }
 
@@ -159,6 +212,7 @@ std::string shape_of(const std::string& kernel, const KernelProblem& p, double b
 
 /// Only uniform forward products enter the profile's table: the others are figures of their own in the log.
 bool in_profile(const Point& p) {
+    if (p.kernel == "permutation_map") return false;          // a profile has no such kernel: it prices rows that move data
     if (p.kernel != "grouped_gemm") return true;
     return p.problem.product == GroupedProduct::forward &&
            std::adjacent_find(p.problem.group_rows.begin(), p.problem.group_rows.end(), std::not_equal_to<>()) == p.problem.group_rows.end();
@@ -192,12 +246,90 @@ void write(const std::string& file, const DeviceFacts& facts, const Measured& m)
     std::rename((file + ".part").c_str(), file.c_str());
 }
 
-int run(const std::string& file, double limit_s) {
+/// What the kernels are held to, as far as it is known: the file is whole after every point.
+struct Figures {
+    double copy_bytes = 0;                                  ///< a second, the copy at the example shape
+    std::vector<std::pair<std::string, double>> streamed;   ///< bytes a second at the example shape
+    double dense_flops = 0;                                 ///< a second, one product of the grouped ones' flops
+    std::vector<std::pair<std::string, double>> grouped;    ///< flops a second
+    double layer_s = 0, layer_both_s = 0, layer_floor_s = 0;
+};
+
+void write(const std::string& file, const DeviceFacts& facts, const Figures& f, bool tiny) {
+    if (file.empty()) return;
+    std::ofstream out(file + ".part");
+    out.precision(6);
+    out << "{\n \"device\": \"" << facts.name << "\", \"driver\": \"" << facts.driver << "\", \"clocks_mhz\": " << facts.clock_hz / 1e6
+        << (tiny ? ",\n \"tiny\": true" : "") << ",\n \"conditions\": \"bf16, cold caches, median; example shape of docs/kernels.md\",\n \"copy_bytes_per_second\": "
+        << f.copy_bytes << ",\n \"memory_bound\": [";
+    for (std::size_t i = 0; i < f.streamed.size(); ++i)
+        out << (i ? "," : "") << "\n  { \"kernel\": \"" << f.streamed[i].first << "\", \"bytes_per_second\": " << f.streamed[i].second
+            << ", \"share_of_copy\": " << (f.copy_bytes > 0 ? f.streamed[i].second / f.copy_bytes : 0) << " }";
+    out << "\n ],\n \"dense_flops_per_second\": " << f.dense_flops << ",\n \"grouped\": [";
+    for (std::size_t i = 0; i < f.grouped.size(); ++i)
+        out << (i ? "," : "") << "\n  { \"product\": \"" << f.grouped[i].first << "\", \"flops_per_second\": " << f.grouped[i].second
+            << ", \"share_of_dense\": " << (f.dense_flops > 0 ? f.grouped[i].second / f.dense_flops : 0) << " }";
+    out << "\n ],\n \"layer\": { \"forward_s\": " << f.layer_s << ", \"forward_and_backward_s\": " << f.layer_both_s << ", \"forward_floor_s\": " << f.layer_floor_s
+        << ", \"floor_over_forward\": " << (f.layer_s > 0 ? f.layer_floor_s / f.layer_s : 0) << " }\n}\n";
+    out.close();
+    std::rename((file + ".part").c_str(), file.c_str());
+}
+
+struct LayerShape { std::int64_t tokens = 16384, hidden = 2048, heads = 4, experts = 64, top_k = 2, inner = 1408; };
+
+/// Σ over the kernels of a sub-layer's forward pass of max(flops / rate, bytes / bandwidth): unfused, as design has it.
+double layer_floor(const LayerShape& s, double flops_rate, double bytes_rate) {
+    const std::int64_t units = s.tokens * s.heads, width = s.hidden / s.heads, rows = units * s.top_k;
+    double floor = 0;
+    const auto add = [&](const char* name, auto set) {
+        KernelProblem p;
+        p.format = NumberFormat::bf16;
+        set(p);
+        const KernelRow* row = find_kernel_row(name);
+        floor += std::max(row->flops(p).value / flops_rate, row->bytes(p).value / bytes_rate);
+    };
+    const auto per_expert = std::vector<std::uint32_t>(std::size_t(s.experts), std::uint32_t(rows / s.experts));
+    for (int i = 0; i < 2; ++i) add("gemm", [&](KernelProblem& p) { p.m = s.tokens, p.n = p.k = s.hidden; });
+    add("gemm", [&](KernelProblem& p) { p.m = units, p.n = s.experts, p.k = width; });
+    add("router_forward", [&](KernelProblem& p) { p.rows = units, p.num_experts = s.experts, p.top_k = s.top_k; });
+    add("permute_forward", [&](KernelProblem& p) { p.rows = units, p.width = width, p.num_experts = s.experts, p.top_k = s.top_k; });
+    add("grouped_gemm", [&](KernelProblem& p) { p.group_rows = per_expert, p.n = 2 * s.inner, p.k = width; });
+    add("swiglu_forward", [&](KernelProblem& p) { p.rows = rows, p.width = s.inner; });
+    add("grouped_gemm", [&](KernelProblem& p) { p.group_rows = per_expert, p.n = width, p.k = s.inner; });
+    add("unpermute_forward", [&](KernelProblem& p) { p.rows = units, p.width = width, p.num_experts = s.experts, p.top_k = s.top_k; });
+    return floor;
+}
+
+void time_layer(const Backend& gpu, const std::string& file, Figures& figures, const Measured& measured, bool tiny) {
+    LayerShape shape;
+    if (tiny) shape = {32, 32, 2, 8, 2, 16};
+    const auto done = [](int status) {
+        if (status != 0) throw EnvironmentError(moeplan_error());
+    };
+    void* layer = nullptr;
+    done(moeplan_layer(shape.tokens, shape.hidden, shape.heads, shape.experts, shape.top_k, shape.inner, &layer));
+    Timer timer(gpu, false, tiny);
+    figures.layer_s = timer.time([&](Stream_*) { done(moeplan_layer_forward(layer)); }, true, 2).median;
+    figures.layer_floor_s = layer_floor(shape, measured.best_flops, measured.best_bytes);
+    std::printf("MH-MoE sub-layer, forward: %.1f us; floor at this run's best rates %.1f us, that is %.0f %%\n", figures.layer_s * 1e6,
+                figures.layer_floor_s * 1e6, 100 * figures.layer_floor_s / figures.layer_s);
+    write(file, *gpu.facts, figures, tiny);
+    figures.layer_both_s = timer.time([&](Stream_*) { done(moeplan_layer_forward(layer)), done(moeplan_layer_backward(layer)); }, true, 2).median;
+    std::printf("MH-MoE sub-layer, forward and backward: %.1f us\n", figures.layer_both_s * 1e6);
+    write(file, *gpu.facts, figures, tiny);
+}
+
+constexpr const char* kProducts[] = {"forward", "data_gradient", "weight_gradient"};
+
+struct Words { std::string profile, figures; double limit_s = 200; bool tiny = false; };
+
+int run(const Words& words) {
     const auto start = std::chrono::steady_clock::now();
     const Backend& gpu = backend_for(Device::cuda);
-    Timer timer(gpu);
+    Timer timer(gpu, true, words.tiny);
     Measured measured;
-    const auto points = grid();
+    Figures figures;
+    const auto points = words.tiny ? tiny_grid() : grid();
     std::printf("%-22s %-34s %12s %8s %12s %10s %10s\n", "kernel", "shape", "cold us", "spread", "warm us", "TFlop/s", "GB/s");
     {
         // Launch overhead: a kernel of one element, warm.
@@ -207,8 +339,9 @@ int run(const std::string& file, double limit_s) {
         measured.launch = timer.time(one, false, 0.1).median;
     }
     std::size_t done = 0;
+    bool layer_done = false;
     for (const Point& point : points) {
-        if (seconds_since(start) > limit_s) break;
+        if (seconds_since(start) > words.limit_s) break;
         try {
             const KernelRow* row = find_kernel_row(point.kernel);
             const PreparedKernel kernel(gpu, point.kernel, point.problem);
@@ -223,11 +356,25 @@ int run(const std::string& file, double limit_s) {
             char times[96];
             std::snprintf(times, sizeof times, ", %.9g, %.4g, %d", cold.median, cold.spread, cold.count);
             if (in_profile(point)) measured.rows[point.kernel].push_back(shape + times);
+            if (point.figure == Figure::copy) figures.copy_bytes = bytes / cold.median;
+            if (point.figure == Figure::streamed) figures.streamed.emplace_back(point.kernel, bytes / cold.median);
+            if (point.figure == Figure::dense) figures.dense_flops = flops / cold.median;
+            if (point.figure == Figure::grouped) figures.grouped.emplace_back(std::string(kProducts[int(point.problem.product)]) + " " + shape, flops / cold.median);
         } catch (const EnvironmentError& e) {
             std::printf("%-22s left out: %s\n", point.kernel.c_str(), e.what());
         }
-        write(file, *gpu.facts, measured);
+        write(words.profile, *gpu.facts, measured);
+        write(words.figures, *gpu.facts, figures, words.tiny);
+        // The sub-layer once the kernels it is made of are known, before the rest of the grid.
         ++done;
+        if (!layer_done && (done == points.size() || (figures.dense_flops > 0 && point.figure == Figure::none))) {
+            layer_done = true;
+            try {
+                time_layer(gpu, words.figures, figures, measured, words.tiny);
+            } catch (const EnvironmentError& e) {
+                std::printf("MH-MoE sub-layer left out: %s\n", e.what());
+            }
+        }
     }
     std::printf("%zu of %zu points in %.0f s\n", done, points.size(), seconds_since(start));
     return 0;
@@ -237,12 +384,24 @@ int run(const std::string& file, double limit_s) {
 }  // namespace moeplan
 
 int main(int argc, char** argv) {
-    if (argc < 2) {
-        std::fprintf(stderr, "usage: gpu_profile OUT.json [SECONDS]\n");
+    moeplan::Words words;
+    for (int i = 1; i < argc; ++i) {
+        const std::string word = argv[i];
+        if (word == "--tiny") words.tiny = true;
+        else if (word == "--figures" && i + 1 < argc) words.figures = argv[++i];
+        else if (words.profile.empty() && !word.starts_with("-")) words.profile = word;
+        else if (const double seconds = std::atof(word.c_str()); seconds > 0) words.limit_s = seconds;
+        else {
+            std::fprintf(stderr, "gpu_profile: %s: expected OUT.json [SECONDS] [--figures FILE] [--tiny]\n", word.c_str());
+            return 2;
+        }
+    }
+    if (words.profile.empty()) {
+        std::fprintf(stderr, "usage: gpu_profile OUT.json [SECONDS] [--figures FILE] [--tiny]\n");
         return 2;
     }
     try {
-        return moeplan::run(argv[1], argc > 2 ? std::atof(argv[2]) : 200);
+        return moeplan::run(words);
     } catch (const moeplan::EnvironmentError& e) {
         std::fprintf(stderr, "gpu_profile: %s\n", e.what());
         return 3;

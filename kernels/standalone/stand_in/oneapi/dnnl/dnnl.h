@@ -4,6 +4,8 @@
 #include <cstdint>
 
 using dnnl_dim_t = std::int64_t;
+using dnnl_status_t = int;
+inline constexpr dnnl_status_t dnnl_success = 0;
 
 inline int dnnl_sgemm(char transpose_a, char transpose_b, dnnl_dim_t m, dnnl_dim_t n, dnnl_dim_t k, float alpha, const float* a, dnnl_dim_t lda,
                       const float* b, dnnl_dim_t ldb, float beta, float* c, dnnl_dim_t ldc) {

@@ -1,0 +1,13 @@
+# moeplan_cuda.so whose kernels run on fibers of the CPU (docs/cuda-shim.md), in place of nvcc's.
+find_package(Boost 1.74 REQUIRED COMPONENTS context)
+find_package(Threads REQUIRED)
+file(GLOB module_sources CONFIGURE_DEPENDS ${root}/kernels/cuda/*.cu ${root}/kernels/cuda/*.cpp)
+set(cuda_sources ${module_sources})
+list(FILTER cuda_sources INCLUDE REGEX "\\.cu$")
+set_source_files_properties(${cuda_sources} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS "-x;c++")
+add_library(moeplan_cuda MODULE ${module_sources} ${root}/tests/shim/runtime.cpp ${root}/tests/shim/scheduler.cpp)
+set_target_properties(moeplan_cuda PROPERTIES PREFIX "" LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
+target_include_directories(moeplan_cuda PRIVATE ${root}/tests/shim/include ${root})
+target_compile_definitions(moeplan_cuda PRIVATE MOEPLAN_CUDA_ARCHITECTURES="shim")
+target_compile_options(moeplan_cuda PRIVATE -fno-strict-aliasing)
+target_link_libraries(moeplan_cuda PRIVATE moeplan_flags Boost::context Threads::Threads)

@@ -1,0 +1,4 @@
+#pragma once
+namespace nlohmann {
+class ordered_json;
+}
