@@ -142,7 +142,7 @@ void add_routing_flags(CLI::App& app, RoutingInput& input) {
         ->group(group);
     app.add_option("--routing", input.routing,
                    "Without a trace: balanced, multinomial, zipf:S, hot[:FACTOR], "
-                   "document-pools[:E_RHO], token-drop")
+                   "document-pools[:E_RHO], token-drop, token-drop-padded")
         ->group(group);
 }
 
@@ -151,12 +151,14 @@ SyntheticRouting synthetic_routing(const std::string& word) {
     SyntheticRouting out;
     out.kind = word.substr(0, colon);
     std::replace(out.kind.begin(), out.kind.end(), '-', '_');
-    const std::vector<std::string> kinds = {"balanced", "multinomial",    "zipf",
-                                            "hot",      "document_pools", "token_drop"};
+    const std::vector<std::string> kinds = {
+        "balanced",   "multinomial",      "zipf", "hot", "document_pools",
+        "token_drop", "token_drop_padded"};
     if (std::find(kinds.begin(), kinds.end(), out.kind) == kinds.end())
         throw InputError(
             "--routing", "", "\"" + word + "\"",
-            "balanced, multinomial, zipf:S, hot[:FACTOR], document-pools[:E_RHO] or token-drop");
+            "balanced, multinomial, zipf:S, hot[:FACTOR], document-pools[:E_RHO], token-drop "
+            "or token-drop-padded");
     double number = 0;
     if (colon != std::string::npos) {
         const char* end = word.data() + word.size();

@@ -21,6 +21,7 @@ add_dependencies(moeplan_all moeplan_manual)
 
 install(TARGETS moeplan RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(DIRECTORY specs schemas DESTINATION ${CMAKE_INSTALL_DATADIR}/moeplan)
+install(FILES validation/software_states.json DESTINATION ${CMAKE_INSTALL_DATADIR}/moeplan/validation)
 install(FILES ${manual} DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
 install(FILES ${completion} DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions RENAME moeplan)
 install(FILES README.md LICENSE CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})

@@ -16,9 +16,8 @@ constexpr std::array<ConstantFacts, kNumConstants> kFacts = {{
     {Constant::sustained_hopper, "sustained_hopper", "the same: Hopper", "", 1, 0.4, 1.2},
     {Constant::sustained_blackwell, "sustained_blackwell", "the same: Blackwell", "", 1, 0.3, 1.2},
     {Constant::narrow_training, "narrow_training",
-     "rate of fp8 and fp4 products in training over the benchmarked one, beyond what bf16 loses "
-     "(scales, transposes)",
-     "", 1, 0.4, 1.2},
+     "the same for fp8 and fp4 products of any generation (scales and transposes as well)", "", 1,
+     0.3, 1.2},
     {Constant::attention_backward, "attention_backward",
      "efficiency of attention's backward over its forward's, where no curve of it is known", "", 1,
      0.3, 1.2},
@@ -33,7 +32,9 @@ constexpr std::array<ConstantFacts, kNumConstants> kFacts = {{
     {Constant::expert_exchange, "expert_exchange",
      "share of the scale-out rate that an all-to-all among experts reaches", "", 1, 0.1, 1.2},
     {Constant::collective_training, "collective_training",
-     "share of a collective's benchmarked rate that it reaches beside training", "", 1, 0.3, 1.2},
+     "share of the benchmarked rate that any other collective between domains reaches beside "
+     "training",
+     "", 1, 0.3, 1.2},
     {Constant::sharding_loss, "sharding_loss",
      "step time that sharded parameters (ZeRO-3) lose each time the GPUs double beyond 8, to "
      "waiting for the slowest",
@@ -88,13 +89,12 @@ double sustained(const Profile& profile, Precision precision) {
     // The tensor cores of a generation are told by what they multiply: fp4 came with Blackwell, fp8
     // with Hopper.
     const auto& peak = profile.roofline.peak;
-    const double wide =
-        profile.calibration[peak.contains(Precision::nvfp4) ? Constant::sustained_blackwell
-                            : peak.contains(Precision::fp8) ? Constant::sustained_hopper
-                                                            : Constant::sustained_ampere];
-    const bool narrow = precision == Precision::fp8 || precision == Precision::mxfp8 ||
-                        precision == Precision::nvfp4;
-    return wide * (narrow ? profile.calibration[Constant::narrow_training] : 1);
+    if (precision == Precision::fp8 || precision == Precision::mxfp8 ||
+        precision == Precision::nvfp4)
+        return profile.calibration[Constant::narrow_training];
+    return profile.calibration[peak.contains(Precision::nvfp4) ? Constant::sustained_blackwell
+                               : peak.contains(Precision::fp8) ? Constant::sustained_hopper
+                                                               : Constant::sustained_ampere];
 }
 
 }  // namespace moeplan

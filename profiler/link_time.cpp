@@ -59,14 +59,11 @@ double link_efficiency(const Profile& profile, std::string_view collective, Byte
     return std::clamp(here / best, 1e-6, 1.0);
 }
 
-HostCosts host_costs(const Profile& profile, const SoftwareState& software) {
+HostCosts host_costs(const Profile& profile) {
     HostCosts costs = profile.host;
+    costs.per_bare_launch = costs.per_launch;
     if (profile.host_overlap > 0)
         costs.per_launch += Seconds{profile.calibration[Constant::framework_launch]};
-    // A captured graph is launched once for many kernels: what remains a kernel is the device's own
-    // front end, about a tenth.
-    if (software.graph_scope == "full" || software.graph_scope == "full_iteration")
-        costs.per_launch *= 0.1;
     return costs;
 }
 

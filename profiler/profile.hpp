@@ -105,7 +105,8 @@ struct Roofline {
 };
 
 struct HostCosts {
-    Seconds per_launch, per_sync;
+    Seconds per_launch,  ///< in a profile: bare; in training: with the framework's own time
+        per_sync, per_bare_launch;
 };
 
 struct CurveIndex;  ///< profiler/curve_index.hpp
@@ -143,7 +144,7 @@ bool kernel_depends_on_width(std::string_view kernel);
 /// Share of the benchmarked rate that matrix products hold in training: the calibration's constant
 /// of this GPU's generation, and of narrow precisions; 1 for a CPU.
 double sustained(const Profile&, Precision);
-HostCosts host_costs(const Profile&, const SoftwareState&);
+HostCosts host_costs(const Profile&);
 /// Achieved share of the link's rate for a collective of this message size (per rank) on that many
 /// ranks; 1 if nothing is known.
 double link_efficiency(const Profile&, std::string_view collective, Bytes message, int num_ranks);

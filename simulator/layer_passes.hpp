@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "simulator/software_state.hpp"
 #include "simulator/step_graph.hpp"
 
 namespace moeplan {
@@ -50,7 +51,8 @@ enum class BackwardPart : std::uint8_t { both, input, weight };
 class LayerPasses {
   public:
     LayerPasses(const StepCase& step, std::vector<Work>& works)
-        : step_(step), shapes_(step), works_(works) {}
+        : step_(step), software_(software_costs(step)), shapes_(step), works_(works) {}
+    const SoftwareCosts& software() const { return software_; }
 
     LayerPass forward(const LayerSpec&);
     LayerPass backward(const LayerSpec&, BackwardPart);
@@ -66,24 +68,32 @@ class LayerPasses {
     class Pass;
     void attention_forward(Pass&, const LayerSpec&, Phase);
     void attention_backward(Pass&, const LayerSpec&, BackwardPart);
+    void attention_core(Pass&, const AttentionShape&, double share, bool forward);
+    void row_product(Pass&, std::int64_t tokens, std::int64_t k, const char* name);
+    void column_gradients(Pass&, std::int64_t tokens,
+                          const std::vector<std::pair<std::int64_t, std::int64_t>>& shapes,
+                          BackwardPart, const char* name);
     void dense_forward(Pass&, const DenseFeedForward&, Phase);
     void dense_backward(Pass&, const DenseFeedForward&, BackwardPart);
     void moe_forward(Pass&, const MoeFeedForward&, Phase);
     void moe_backward(Pass&, const MoeFeedForward&, BackwardPart);
+    /// How rows reach their experts in this step.
+    struct ExpertWay {
+        bool behind_shared = false, behind_micro_batch = false;  ///< what hides the exchange
+        bool permutes_first = true;  ///< else rows are ordered by expert where they arrive
+        bool sorts = false;
+        double router_forward = 1, router_backward = 1, activation = 1;  ///< factors of bytes
+    };
+    ExpertWay expert_way(const MoeFeedForward&) const;
+    void expert_exchange(Pass&, const ExpertWay&, Bytes row, Part, bool to_experts);
+    void gather_parameters(Pass&, bool forward);
     void shared_forward(Pass&, const MoeFeedForward&);
     void shared_backward(Pass&, const MoeFeedForward&, BackwardPart);
 
     const StepCase& step_;
+    SoftwareCosts software_;
     LayerShapes shapes_;
     std::vector<Work>& works_;
 };
-
-/// Kernels that a training framework launches for one layer, and what it waits for; priced kernels
-/// alone for our own trainer.
-struct LayerLaunches {
-    double dense = 0, moe = 0;
-    bool counted = false;
-};
-LayerLaunches layer_launches(const StepCase&, bool forward);
 
 }  // namespace moeplan

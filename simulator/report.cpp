@@ -11,6 +11,7 @@
 #include "model/check.hpp"
 #include "model/op_counts.hpp"
 #include "simulator/step_fields.hpp"
+#include "simulator/software_state.hpp"
 #include "simulator/step_walk.hpp"
 
 namespace moeplan {
@@ -370,7 +371,7 @@ FlopsPerSecond peak_of(const StepCase& step) {
 
 std::vector<TimelineBar> bars(const StepGraph& graph, const Timeline& line) {
     static constexpr const char* kStreams[] = {
-        "compute", "tensor", "context", "experts", "send forward", "send backward", "data"};
+        "compute", "tensor", "context", "experts", "send forward", "send backward", "data", "parameters"};
     std::vector<TimelineBar> out;
     out.reserve(graph.ops.size());
     for (std::size_t i = 0; i < graph.ops.size(); ++i) {
@@ -447,11 +448,15 @@ StepReport report(const StepCase& step, const StepGraph& graph, const JobPrices&
             "with a stated efficiency (" +
             std::to_string(static_cast<int>(std::lround(out.basis.roofline * 100))) +
             " % of kernel time, profile " + step.profile->name + ")");
-    if (step.profile->host_overlap > 0)
+    if (step.profile->host_overlap > 0) {
+        const SoftwareCosts software = software_costs(step);
+        const std::string& framework = schedule.software.framework;
         out.assumptions.push_back(
-            schedule.software.framework.empty()
-                ? "host launches counted as for a PyTorch training stack (no framework was named)"
-                : "host launches counted for " + schedule.software.framework);
+            "launches, waits and fusion as of the software state " + software.name +
+            (software.assumed ? framework.empty() ? " (no framework was named)"
+                                                  : " (no state names " + framework + ")"
+                              : ""));
+    }
     if (graph.load_imbalance.size() > 0 && schedule.precision != Precision::fp32 &&
         step.layout.expert_parallel_size > 1)
         out.assumptions.push_back("tokens travel to experts in two bytes an element");

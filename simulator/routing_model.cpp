@@ -35,6 +35,7 @@ struct RoutingModel::Source {
     Seed seed;
     std::vector<std::string> assumptions;
 
+    bool padded = false;   // every expert works on its whole capacity
     RoutingLaw law;        // synthetic, or fitted to a trace of another shape
     bool windows = false;  // else: real tokens of a trace of the same shape
     std::vector<std::vector<std::uint16_t>> ids;  // [trace layers] of [tokens · heads · k]
@@ -202,16 +203,21 @@ RoutingModel::RoutingModel(
     }
     const auto* given = std::get_if<SyntheticRouting>(&routing);
     const SyntheticRouting kind = given ? *given : SyntheticRouting{};
-    const std::vector<std::string> kinds = {"balanced", "multinomial",    "zipf",
-                                            "hot",      "document_pools", "token_drop"};
+    const std::vector<std::string> kinds = {
+        "balanced",   "multinomial",      "zipf", "hot", "document_pools",
+        "token_drop", "token_drop_padded"};
     if (std::find(kinds.begin(), kinds.end(), kind.kind) == kinds.end())
         throw InputError("--routing", "", kind.kind, join(kinds, ", "));
-    source_->law.kind = kind.kind;
+    source_->padded = kind.kind == "token_drop_padded";
+    source_->law.kind = source_->padded ? "balanced" : kind.kind;
     source_->law.exponent = kind.kind == "hot" && !(kind.exponent > 0) ? kHotFactor : kind.exponent;
     source_->law.document_dispersion = kind.document_concentration;
     source_->assumptions.push_back(
         kind.kind == "balanced"
             ? "routing is synthetic: every expert gets equally many tokens (no trace was given)"
+        : source_->padded
+            ? "every expert works on its whole capacity: what is beyond it was dropped, "
+              "what is missing padded"
         : kind.kind == "token_drop"
             ? "routing is synthetic: free choices, what is beyond an expert's capacity is dropped"
             : "routing is synthetic: " + to_words(kind) + ", drawn by seed, layer and micro-batch");
@@ -230,7 +236,8 @@ RoutingLoads RoutingModel::loads(int moe_layer, int micro_batch) const {
         const auto capacity = static_cast<std::uint32_t>(
             std::ceil(*moe.capacity_factor * static_cast<double>(source_->units(moe) * moe.top_k) /
                       moe.num_experts));
-        for (auto& count : out.sub_tokens) count = std::min(count, capacity);
+        for (auto& count : out.sub_tokens)
+            count = source_->padded ? capacity : std::min(count, capacity);
     }
     return out;
 }

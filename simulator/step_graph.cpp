@@ -630,7 +630,10 @@ class Builder {
         demand.group = group;
         demand.stage = static_cast<std::uint16_t>(lane);
         demand.payload = Bytes{bytes};
-        return add_exchange(state, demand, Stream::data, Part::data_comm, phase, std::max(0, layer),
+        const Stream stream = kind == Collective::all_gather && !runs_on_cpu(step_)
+                                  ? Stream::parameters
+                                  : Stream::data;
+        return add_exchange(state, demand, stream, Part::data_comm, phase, std::max(0, layer),
                             micro_batch, before);
     }
     double parameter_bytes() const { return step_.schedule.precision == Precision::fp32 ? 4 : 2; }
@@ -653,7 +656,8 @@ class Builder {
         const Collective kind = step_.schedule.sharding == Sharding::none
                                     ? Collective::all_reduce
                                     : Collective::reduce_scatter;
-        const double size = size_of(step_.schedule.main_gradients).value;
+        const double stated = software_costs(step_).gradient_bytes,
+                     size = stated > 0 ? stated : size_of(step_.schedule.main_gradients).value;
         for (const auto& [group, count] : {std::pair{Group::data_context, parameters.dense},
                                            std::pair{Group::expert_data, parameters.expert}}) {
             if (count <= 0 || replicas_of(group) < 2) continue;

@@ -31,9 +31,10 @@ enum class Stream : std::uint8_t {
     expert,
     forward_send,
     backward_send,
-    data
+    data,
+    parameters  ///< gathered on a communicator of their own, so that they can be fetched ahead
 };
-inline constexpr int kNumStreams = 7;
+inline constexpr int kNumStreams = 8;
 /// The part of TimeBreakdown an op belongs to.
 enum class Part : std::uint8_t {
     compute,
@@ -60,13 +61,19 @@ struct KernelCall {
     bool narrow = false;  ///< runs in the recipe's precision (fp8 …), else in that of activations
     bool per_row = false;  ///< work is proportional to the rows that a rank's experts received
     bool fp32 = false;     ///< optimizer state
+    double rate = 1;       ///< of this recipe's products over the best recipe's
+    double launches = 1;   ///< by the framework's host thread, of this kernel and the small ones
+                           ///< around it
+    double bare_launches = 0;  ///< from a compiled loop
+    double small_kernels = 0;  ///< beside it, of no work worth pricing: the device's own overhead
 };
 /// Kernels between two exchanges, in order.
 struct Work {
     std::string what;  ///< "attention", "experts", …: the bar in the timeline
     std::vector<KernelCall> calls;
-    double launches = 0;  ///< by the host, of all of them
-    int syncs = 0;        ///< times the host waits for the device (token counts)
+    int syncs = 0;            ///< times the host waits for the device at its end (token counts)
+    bool sync_first = false;  ///< the host waits for what came before, then launches
+    Seconds host;             ///< host time at its end, beyond launches
     Part part = Part::compute;
 };
 /// Work with the loads it works on (−1: the same on every rank).
@@ -164,11 +171,11 @@ std::vector<double> all_to_all_bytes(const StepGraph&, const ParallelLayout&, co
 // ----------------------------------------------------------------------------------------------
 // prices of the jobs
 
-/// Time of a job on the slowest rank of its lane. Launches l and kernels k in two queues: from host
-/// time H and device time D the job ends at H' = H + host and D' = max(D + device, H + mixed), the
-/// max-plus product over its kernels.
+/// Time of a job on the slowest rank of its lane: its kernels as one max-plus matrix over (host
+/// time H, device time D), simulator/two_queues.hpp.
 struct JobPrice {
     double device = 0, host = 0, mixed = 0;
+    double sync_first = 0;   ///< > 0: the host waits for what came before, and this long more
     double sync = 0;         ///< > 0: then the host waits for the device, and this long more
     double mean_device = 0;  ///< over the ranks of the lane
     std::array<double, 4> by_basis{};  ///< seconds of `device` by Basis

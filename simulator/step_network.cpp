@@ -30,9 +30,30 @@ StepNetwork::StepNetwork(const StepCase& step, const StepGraph& graph)
         }
         found->bandwidth *= factor;
     }
+    in_training();
     made_.resize(graph.exchanges.size());
     loads_.resize(graph.exchanges.size());
     alone_.assign(graph.exchanges.size(), -1);
+}
+
+bool StepNetwork::crosses_domains(const std::vector<int>& ranks) const {
+    return std::any_of(ranks.begin(), ranks.end(), [&](int rank) {
+        return links_.domain[rank] != links_.domain[ranks.front()];
+    });
+}
+
+/// Experts in several domains exchange over the scale-out network, of which an all-to-all beside
+/// training reaches a share.
+void StepNetwork::in_training() {
+    const double share = step_.profile->calibration[Constant::expert_exchange];
+    std::vector<int> places;
+    for (int place = 0; place < step_.layout.expert_parallel_size; ++place)
+        places.push_back(place * step_.layout.expert_tensor_parallel_size);
+    if (share == 1 || !crosses_domains(places)) return;
+    auto& efficiency =
+        links_.collective_efficiency.try_emplace(std::string(name_of(Collective::all_to_all)), 1)
+            .first->second;
+    efficiency *= share;
 }
 
 Exchange StepNetwork::group_exchange(const ExchangeDemand& demand, const std::vector<int>& ranks,
@@ -41,8 +62,15 @@ Exchange StepNetwork::group_exchange(const ExchangeDemand& demand, const std::ve
     call.collective = demand.kind;
     call.group = ranks;
     call.bytes = demand.payload;
-    if (demand.kind != Collective::all_to_all)
-        return make_exchange(links_, call, step_.profile.get());
+    if (demand.kind != Collective::all_to_all) {
+        Exchange exchange = make_exchange(links_, call, step_.profile.get());
+        const double share = step_.profile->calibration[Constant::collective_training];
+        if (share != 1 && crosses_domains(ranks)) {
+            exchange.efficiency *= share;
+            for (auto& stage : exchange.stages) stage.transfer = stage.transfer / share;
+        }
+        return exchange;
+    }
 
     const int n = static_cast<int>(ranks.size());
     ExchangeDemand there = demand;

@@ -80,11 +80,16 @@ void Walker::work(std::uint32_t i) {
     }
     double& host = host_[op.lane];
     const double begin = line_.begin[i];
+    if (price.sync_first > 0) host = std::max(host, begin) + price.sync_first;
     const double mixed = price.mixed > 0 ? price.mixed + (device - price.device) : 0;
-    line_.end[i] = std::max(begin + device, price.mixed > 0 ? host + mixed : 0.0);
+    double& end = line_.end[i];
+    end = std::max(begin + device, price.mixed > 0 ? host + mixed : 0.0);
     line_.device[i] = device;
     host += price.host;
-    if (price.sync > 0) host = std::max(host, line_.end[i]) + price.sync;
+    if (price.sync > 0) {
+        // what follows is launched after the host has read: the device is idle meanwhile
+        host = end = std::max(host, end) + price.sync;
+    }
     resolve(i);
 }
 

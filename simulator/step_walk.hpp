@@ -57,6 +57,8 @@ class StepNetwork {
     const std::vector<std::string>& folded() const { return folded_; }
 
   private:
+    bool crosses_domains(const std::vector<int>& ranks) const;
+    void in_training();
     /// Bytes of an all_to_all between the ranks of a group, relays of a two-level one counted.
     struct Traffic {
         std::int32_t loads = -1;

@@ -300,7 +300,7 @@ class Builder {
                 assume("routing", "zipf:" + exact_text(kNaturalExponent),
                        "natural, its loads are not published: Gini 0.7, as trained models have");
             } else {
-                routing.kind = kind;
+                routing.kind = kind == "token_drop" ? "token_drop_padded" : kind;
             }
             if (kind == "token_drop")
                 for (LayerSpec& layer : out_.step.model.layers)
