@@ -26,6 +26,7 @@ struct Parameter {
     Tensor master;          ///< stat: what learns, where `value` is a rounded copy of it; else none
     Tensor gradient, m, v;  ///< stat
     Tensor& full() { return master ? master : value; }  ///< in full precision
+    const Tensor& full() const { return master ? master : value; }
     std::int64_t count() const { return value.count(); }
 };
 
