@@ -8,12 +8,14 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "cli/accuracy_fit.hpp"
 #include "cli/command.hpp"
 #include "cli/inputs.hpp"
 #include "cli/progress_bar.hpp"
 #include "cli/table.hpp"
 #include "core/errors.hpp"
 #include "core/output_file.hpp"
+#include "planner/accuracy/error_bands.hpp"
 #include "planner/accuracy/evaluate.hpp"
 #include "planner/accuracy/report.hpp"
 #include "planner/accuracy/summary.hpp"
@@ -23,6 +25,7 @@ namespace {
 
 struct Words {
     std::vector<std::string> files;
+    std::string calibrate, fit, out;  ///< a file of own runs; where the shipped constants go
     OutputWords output;
     std::string rows;
     std::optional<double> max_error;
@@ -85,16 +88,18 @@ void print_counts(const Evaluation& evaluation) {
 }
 
 int run(const Words& words) {
+    if (!words.calibrate.empty()) return calibrate_profile(words.calibrate, words.out, words.threads);
+    if (words.files.empty())
+        throw InputError("accuracy", "records", "none", "files of records, or --calibrate FILE");
+    if (!words.fit.empty()) return fit_shipped(words.files, words.fit, words.out, words.threads);
     const auto start = std::chrono::steady_clock::now();
     const std::vector<Record> records = read_record_files(words.files);
     ProgressBar bar("accuracy");
-    EvaluationOptions options;
-    options.num_threads = words.threads;
-    options.profiles = shipped_profile_source();
-    options.neutral = shipped_profile_source(Calibration());
-    const Evaluation evaluation = evaluate_training(records, options);
+    Evaluation evaluation = evaluate_training(records, three_predictions(records, words.threads));
+    add_intervals(evaluation.rows);
     if (!words.rows.empty()) write_whole(words.rows, rows_as_csv(evaluation));
     if (!words.output.quiet() && words.rows != "-") {
+        print_predictions(evaluation);
         print_errors(evaluation);
         print_worst(evaluation);
         print_counts(evaluation);
@@ -117,7 +122,16 @@ void add_accuracy(CLI::App& app, Run& run_later) {
         "accuracy", "Published measurements, predicted each from its own fields");
     sub->add_option("records", words->files,
                     "Files of records (validation/published/README.md says in which forms)")
-        ->required()
+        ->type_name("FILE");
+    sub->add_option("--calibrate", words->calibrate,
+                    "Runs of your own in the same form: fit the constants to them, from the shipped "
+                    "ones on, and write the GPU's profile with them to --out")
+        ->type_name("FILE");
+    sub->add_option("--fit", words->fit,
+                    "Fit the shipped constants to these records (minutes) and write them here; those "
+                    "with each source left out go to --out")
+        ->type_name("FILE");
+    sub->add_option("--out", words->out, "The profile of --calibrate; the study of --fit")
         ->type_name("FILE");
     sub->add_option("--rows", words->rows,
                     "Write one line of CSV a figure, with the parts of the "

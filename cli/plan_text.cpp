@@ -88,7 +88,11 @@ std::string plan_text(const Plan& plan, const StepCase& base) {
                            : "-"});
         }
         out += table.text();
-        line("* not dominated in step time, loss range and memory among these\n");
+        line("* not dominated in step time, loss range and memory among these");
+        if (const auto& interval = plan.best.front().predicted.interval)
+            line(fmt::format("80 % of published runs like the first would take {} … {} a step",
+                             to_text((*interval)[0]), to_text((*interval)[1])));
+        line("");
     }
 
     if (!plan.refused.empty()) {

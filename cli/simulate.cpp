@@ -72,7 +72,7 @@ void print_report(const StepCase& step, const StepReport& report) {
     Table head({"", ""});
     head.row({"step time", to_text(report.step_time)});
     if (report.interval)
-        head.row({"  80 % of draws",
+        head.row({report.routing_interval ? "  80 % of runs like it and draws" : "  80 % of runs like it",
                   to_text((*report.interval)[0]) + " … " + to_text((*report.interval)[1])});
     head.row({"tokens/s", fmt::format("{:.0f}", report.tokens_per_second)});
     head.row({"MFU (causal attention halved)", percent(report.mfu)});

@@ -60,7 +60,7 @@ Calibration::Calibration() {
 }
 
 Calibration calibration_from_json(const JsonReader& reader) {
-    reader.refuse_unknown({"source", "constants"});
+    reader.refuse_unknown({"source", "constants", "errors"});
     Calibration calibration;
     calibration.source = reader.text_or("source", "");
     for (const auto& [name, value] : reader.at("constants").members()) {
@@ -69,6 +69,19 @@ Calibration calibration_from_json(const JsonReader& reader) {
         const ConstantFacts& facts = kFacts[static_cast<std::size_t>(*constant)];
         calibration[*constant] = value.number(facts.least, facts.most);
     }
+    if (const auto errors = reader.find("errors"))
+        for (const JsonReader& item : errors->items()) {
+            ErrorBand band;
+            band.architecture = item.at("architecture").text();
+            if (band.architecture != "dense" && band.architecture != "moe")
+                item.at("architecture").fail("dense or moe");
+            band.narrow = item.at("narrow").boolean();
+            band.low = item.at("low").number(-5, 5);
+            band.high = item.at("high").number(band.low, 5);
+            band.records = item.count_or("records", 0);
+            band.sources = item.count_or("sources", 0);
+            calibration.errors.push_back(std::move(band));
+        }
     return calibration;
 }
 
@@ -77,6 +90,14 @@ Json to_json(const Calibration& calibration) {
     json["source"] = calibration.source;
     for (const ConstantFacts& facts : kFacts)
         json["constants"][std::string(facts.name)] = calibration[facts.constant];
+    if (!calibration.errors.empty()) json["errors"] = Json::array();
+    for (const ErrorBand& band : calibration.errors)
+        json["errors"].push_back(Json{{"architecture", band.architecture},
+                                      {"narrow", band.narrow},
+                                      {"low", band.low},
+                                      {"high", band.high},
+                                      {"records", band.records},
+                                      {"sources", band.sources}});
     return json;
 }
 

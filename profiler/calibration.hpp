@@ -11,6 +11,7 @@
 
 #include "core/enum_names.hpp"
 #include "core/json.hpp"
+#include "profiler/error_band.hpp"
 
 namespace moeplan {
 
@@ -44,7 +45,8 @@ std::span<const ConstantFacts> constant_facts();
 struct Calibration {
     Calibration();  ///< neutral
     std::array<double, kNumConstants> values;
-    std::string source;  ///< which records it was fitted on; empty: neutral
+    std::string source;             ///< which records it was fitted on; empty: neutral
+    std::vector<ErrorBand> errors;  ///< of predictions with constants fitted like these
     double operator[](Constant constant) const {
         return values[static_cast<std::size_t>(constant)];
     }

@@ -10,6 +10,7 @@
 #include "core/version.hpp"
 #include "model/check.hpp"
 #include "model/op_counts.hpp"
+#include "simulator/interval.hpp"
 #include "simulator/step_fields.hpp"
 #include "simulator/software_state.hpp"
 #include "simulator/step_walk.hpp"
@@ -469,6 +470,8 @@ StepReport report(const StepCase& step, const StepGraph& graph, const JobPrices&
     if (fidelity == Fidelity::flow && line.model == NetworkModel::fluid)
         out.folded.push_back(
             "flows were shared by our own fluid solver: too many for SimGrid's bookkeeping");
+    if (const ErrorBand* band = errors_of(step))
+        out.interval = interval_of(out.step_time, *band, std::nullopt);
     out.made = {kVersion, digest_of(step), step.seed};
     if (step.keep_timeline) out.timeline = bars(graph, line);
     return out;

@@ -48,6 +48,9 @@ struct StepCase {
     std::shared_ptr<const Profile> profile;  ///< shared by thousands of cases, never changed
     std::variant<SyntheticRouting, std::shared_ptr<const TraceReader>> routing;
     std::uint64_t seed = 0;
+    /// How many micro-batches have a routing of their own; the others take theirs in turn. 0: all.
+    /// A sample for where thousands of draws would only be averaged.
+    int distinct_micro_batches = 0;
     Disturbances disturbances;
     bool keep_timeline = false;  ///< fill StepReport::timeline; changes no figure
 };

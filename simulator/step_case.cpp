@@ -13,6 +13,7 @@
 #include "model/layout_words.hpp"
 #include "model/op_counts.hpp"
 #include "model/stage_layers.hpp"
+#include "simulator/interval.hpp"
 #include "simulator/routing_model.hpp"
 #include "simulator/step_graph.hpp"
 #include "simulator/step_order.hpp"
@@ -84,6 +85,8 @@ std::string digest_of(const StepCase& step) {
     else if (const auto& trace = std::get<std::shared_ptr<const TraceReader>>(step.routing))
         digest.add(trace->digest());
     digest.add(std::to_string(step.seed));
+    if (step.distinct_micro_batches > 0)
+        digest.add("distinct " + std::to_string(step.distinct_micro_batches));
     for (const auto& [rank, factor] : step.disturbances.stragglers)
         digest.add(std::to_string(rank) + ":" + exact_text(factor));
     for (const auto& [link, factor] : step.disturbances.link_faults)
@@ -104,6 +107,8 @@ Json to_json(const StepCase& step, const std::string& trace) {
     else
         out["trace"] = trace;
     out["seed"] = step.seed;
+    if (step.distinct_micro_batches > 0)
+        out["distinct_micro_batches"] = step.distinct_micro_batches;
     out["stragglers"] = Json::array();
     for (const auto& [rank, factor] : step.disturbances.stragglers)
         out["stragglers"].push_back(Json{{"rank", rank}, {"factor", factor}});
@@ -114,7 +119,7 @@ Json to_json(const StepCase& step, const std::string& trace) {
 }
 
 StepCase step_case_from_json(const JsonReader& reader) {
-    reader.refuse_unknown({"model", "cluster", "layout", "profile", "routing", "trace", "seed",
+    reader.refuse_unknown({"model", "cluster", "layout", "profile", "routing", "trace", "seed", "distinct_micro_batches",
                            "stragglers", "link_faults"});
     StepCase step;
     // each part is a whole file of its own kind
@@ -153,6 +158,7 @@ StepCase step_case_from_json(const JsonReader& reader) {
         step.seed = seed->value().is_number_unsigned()
                         ? seed->value().get<std::uint64_t>()
                         : static_cast<std::uint64_t>(seed->integer(0));
+    step.distinct_micro_batches = reader.count_or("distinct_micro_batches", 0);
     if (const auto list = reader.find("stragglers"))
         for (const auto& item : list->items())
             step.disturbances.stragglers.emplace_back(item.at("rank").count(),
@@ -254,9 +260,14 @@ StepReport with_samples(const StepCase& step, const StepRunner& runner, int samp
                                       : times[low];
     };
     report.routing_interval = {{Seconds{quantile(0.1)}, Seconds{quantile(0.9)}}};
-    report.interval = report.routing_interval;
-    report.assumptions.push_back("the 80 % interval spans " + std::to_string(samples) +
-                                 " draws of the routing; errors of the model itself are not in it");
+    const ErrorBand* errors = errors_of(step);
+    report.interval = errors
+                          ? interval_of(report.step_time, *errors, report.routing_interval)
+                          : *report.routing_interval;
+    report.assumptions.push_back(
+        "the 80 % interval spans " + std::to_string(samples) + " draws of the routing" +
+        (errors ? " and the errors of the model on published runs like this one"
+                : "; errors of the model itself are not in it"));
     return report;
 }
 

@@ -272,8 +272,11 @@ class Builder {
             const auto* moe = std::get_if<MoeFeedForward>(&step_.model.layers[layer].feed_forward);
             moe_index_.push_back(moe ? moe_layer : -1);
             if (!moe) continue;
-            const int micro_batches =
-                routing_->same_everywhere() ? 1 : step_.schedule.num_micro_batches;
+            const int all = step_.schedule.num_micro_batches;
+            const int micro_batches = routing_->same_everywhere() ? 1
+                                      : step_.distinct_micro_batches > 0
+                                          ? std::min(all, step_.distinct_micro_batches)
+                                          : all;
             auto& table = load_index_.emplace_back();
             double imbalance = 0;
             int shared = -1;
@@ -786,6 +789,13 @@ class Builder {
         if (runs_on_cpu(step_))
             graph_.assumptions.push_back(
                 "on a CPU kernels run one after another and nothing overlaps with communication");
+        if (step_.distinct_micro_batches > 0 && !load_index_.empty() &&
+            static_cast<int>(load_index_.front().size()) < step_.schedule.num_micro_batches &&
+            !routing_->same_everywhere())
+            graph_.folded.push_back(
+                "routings of " + std::to_string(load_index_.front().size()) +
+                " micro-batches stand for those of all " +
+                std::to_string(step_.schedule.num_micro_batches) + ", in turn");
         if (graph_.replicas > 1)
             graph_.folded.push_back(
                 std::to_string(graph_.replicas) +

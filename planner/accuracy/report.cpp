@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/text.hpp"
+#include "planner/accuracy/ranking.hpp"
 #include "planner/accuracy/summary.hpp"
 #include "simulator/step_fields.hpp"
 
@@ -73,6 +74,7 @@ Json to_json(const Evaluation& evaluation) {
         for (const auto& [value, part] : summarize_by(evaluation.rows, key))
             out["by"][key][value] = to_json(part);
     }
+    out["sweeps"] = to_json(rank_layouts(evaluation.rows));
     out["worst"] = Json::array();
     for (const WorstRow& worst : worst_rows(evaluation.rows, Metric::step_time, 10))
         out["worst"].push_back(

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "simulator/step_fields.hpp"
 #include "simulator/step_walk.hpp"
 #include "tests/simulator/step/cases.hpp"
@@ -109,6 +111,27 @@ TEST(Repeats, WhatDiffersIsWalkedWhole) {
     step.layout = {1, 1, 4, 4, 1, 1};
     step.schedule.pipeline = Pipeline::gpipe;  // all forwards, then all backwards: no rhythm
     EXPECT_EQ(micro_batches_to_walk(step), std::vector{64});
+}
+
+TEST(DistinctMicroBatches, ASampleOfRoutingsStandsForAll) {
+    StepCase step = tests::small_case(2);
+    step.layout.expert_parallel_size = 8;
+    step.routing = SyntheticRouting{"zipf", 1.0, 0};
+    step.schedule.num_micro_batches = 32;
+    const StepReport all = estimate_step(step);
+    step.distinct_micro_batches = 8;
+    EXPECT_EQ(build_step_graph(step).loads.size(), 4u * 8);  // MoE layers × routings
+    const StepReport some = estimate_step(step);
+    EXPECT_NE(some.step_time, all.step_time);
+    // 4 layers × 8 draws of a maximum over 8 ranks: some per cent each, so well under one in the mean
+    EXPECT_NEAR(some.step_time / all.step_time, 1, 0.02);
+    EXPECT_NE(some.made.case_digest, all.made.case_digest);
+    EXPECT_TRUE(std::any_of(some.folded.begin(), some.folded.end(), [](const std::string& line) {
+        return line.find("routings of 8 micro-batches stand for those of all 32") !=
+               std::string::npos;
+    }));
+    step.distinct_micro_batches = 64;  // no more than there are
+    EXPECT_EQ(estimate_step(step).step_time, all.step_time);
 }
 
 TEST(Repeats, AStageThatLivesOnALeadIsNotARhythm) {
