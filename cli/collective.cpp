@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -13,6 +14,7 @@
 #include "cli/table.hpp"
 #include "core/errors.hpp"
 #include "core/text.hpp"
+#include "profiler/profile.hpp"
 #include "simulator/collective_table.hpp"
 #include "simulator/link_graph.hpp"
 
@@ -50,8 +52,12 @@ int collective(const Words& words) {
     if (words.bytes.empty() && !from_file)
         throw InputError("--bytes", "", "", "sizes, as --bytes 64M or --bytes 1K..1G");
     const auto sizes = words.bytes.empty() ? std::vector<Bytes>{} : read_sizes(words.bytes);
+    // A device that no shipped profile knows: the cluster's stated efficiencies alone.
     std::shared_ptr<const Profile> profile;
-    if (!words.profile.empty()) profile = read_profile(words.profile, cluster);
+    const auto shipped = shipped_profiles();
+    if (!words.profile.empty() ||
+        std::find(shipped.begin(), shipped.end(), cluster.gpu.name) != shipped.end())
+        profile = read_profile(words.profile, cluster);
 
     const LinkGraph graph = build_link_graph(cluster);
     const CollectiveTable answer = collective_table(graph, kind, algorithm, group, sizes,

@@ -9,6 +9,8 @@
 #include "core/errors.hpp"
 #include "core/text.hpp"
 #include "model/kernel_work.hpp"
+#include "profiler/curve_columns.hpp"
+#include "profiler/published_tables.hpp"
 
 namespace moeplan {
 namespace {
@@ -205,32 +207,6 @@ Efficiency efficiency_along(const NearLines& near, double along) {
 
 namespace {
 
-struct Columns {
-    const KernelCurve& curve;
-    std::string place;
-
-    int find(std::string_view name) const {
-        for (std::size_t i = 0; i < curve.columns.size(); ++i)
-            if (curve.columns[i] == name) return static_cast<int>(i);
-        return -1;
-    }
-    int need(std::string_view name) const {
-        const int at = find(name);
-        if (at < 0)
-            throw InputError(place, "columns", join(curve.columns, ", "),
-                             "a column \"" + std::string(name) + "\" for " + curve.kernel);
-        return at;
-    }
-    double value(std::size_t row, int column) const {
-        const double v = curve.rows[row][static_cast<std::size_t>(column)];
-        if (!(v > 0) || !std::isfinite(v))
-            throw InputError(place, "rows/" + std::to_string(row) + "/" + std::to_string(column),
-                             exact_text(v),
-                             "a positive " + curve.columns[static_cast<std::size_t>(column)]);
-        return v;
-    }
-};
-
 struct Point {
     std::array<double, 2> key;
     double along, efficiency;
@@ -272,21 +248,27 @@ void add_points(EfficiencyTable& table, std::vector<Point> points, Basis basis) 
         }
 }
 
+/// Of the device that the curve was measured on.
+Roofline roofline_of(const Profile& profile, const KernelCurve& curve) {
+    Roofline roofline = profile.roofline;
+    if (curve.measured_on) {
+        roofline.peak[curve.precision] = curve.measured_on->peak;
+        roofline.memory_bandwidth = curve.measured_on->memory_bandwidth;
+        roofline.num_sms = curve.measured_on->num_sms;
+    }
+    return roofline;
+}
+
 std::vector<Point> points_of(const Profile& profile, const KernelCurve& curve,
-                             const KernelName& kernel, const Columns& columns) {
+                             const KernelName& kernel, const CurveColumns& columns) {
     std::vector<Point> points;
-    const Roofline& roofline = profile.roofline;
+    const Roofline roofline = roofline_of(profile, curve);
     const int time_column = columns.need("median_s");
     const auto add = [&](std::size_t row, double key0, double key1, double along, Seconds floor) {
         points.push_back({{std::log(key0), std::log(key1)},
                           std::log(along),
                           floor.value / columns.value(row, time_column)});
     };
-    for (std::size_t row = 0; row < curve.rows.size(); ++row)
-        if (curve.rows[row].size() != curve.columns.size())
-            throw InputError(columns.place, "rows/" + std::to_string(row),
-                             std::to_string(curve.rows[row].size()) + " values",
-                             std::to_string(curve.columns.size()) + ", one a column");
     switch (kernel.family) {
         case KernelFamily::gemm: {
             const int m = columns.need("m"), n = columns.need("n"), k = columns.need("k");
@@ -360,6 +342,7 @@ std::vector<Point> points_of(const Profile& profile, const KernelCurve& curve,
 void prepare(Profile& profile) {
     auto index = std::make_shared<CurveIndex>();
     index->tables.resize(kernel_names().size());
+    std::array<std::vector<ResidualPoint>, kNumPrecisions> products, attention;
     for (std::size_t i = 0; i < profile.kernels.size(); ++i) {
         const KernelCurve& curve = profile.kernels[i];
         const std::string place = profile.name + ": /kernels/" + std::to_string(i);
@@ -371,10 +354,28 @@ void prepare(Profile& profile) {
                              nearest.empty() ? "one of " + join(names, ", ")
                                              : "a kernel of ours; did you mean " + nearest + "?");
         }
-        const Columns columns{curve, place};
+        const CurveColumns columns{curve, place};
+        for (std::size_t row = 0; row < curve.rows.size(); ++row)
+            if (curve.rows[row].size() != curve.columns.size())
+                throw InputError(place, "rows/" + std::to_string(row),
+                                 std::to_string(curve.rows[row].size()) + " values",
+                                 std::to_string(curve.columns.size()) + ", one a column");
+        if (corrects_a_model(profile, curve, kernel)) {
+            auto& points = (kernel.family == KernelFamily::gemm
+                                ? products
+                                : attention)[static_cast<std::size_t>(curve.precision)];
+            const auto more = residuals_of(profile, curve, kernel, columns);
+            points.insert(points.end(), more.begin(), more.end());
+            continue;
+        }
         EfficiencyTable& table = index->tables[static_cast<std::size_t>(kernel.index)]
                                               [static_cast<std::size_t>(curve.precision)];
         add_points(table, points_of(profile, curve, kernel, columns), curve.basis);
+    }
+    // Amplitude and noise: what held-out points of the published tables ask for (docs/profiles.md).
+    for (std::size_t p = 0; p < kNumPrecisions; ++p) {
+        index->products[p] = ResidualSurface(products[p], {1, 0.1, 0.08});
+        index->attention[p] = ResidualSurface(attention[p], {1, 0.15, 0.05});
     }
     for (std::size_t i = 0; i < profile.links.size(); ++i) {
         const LinkCurve& curve = profile.links[i];

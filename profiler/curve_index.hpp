@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "profiler/profile.hpp"
+#include "profiler/residual_surface.hpp"
 #include "profiler/work_floor.hpp"
 
 namespace moeplan {
@@ -64,6 +65,11 @@ constexpr std::size_t kNumPrecisions = 6;
 
 struct CurveIndex {
     std::vector<std::array<EfficiencyTable, kNumPrecisions>> tables;  ///< [kernel_names().size()]
+
+    /// Published tables over the models of profiler/gemm_model.hpp: products over (rows, columns,
+    /// depth), attention over (sequence, batch · heads, head size). Empty: the profile has no model
+    /// or no such table.
+    std::array<ResidualSurface, kNumPrecisions> products, attention;
 
     struct LinkLine {
         std::string collective;

@@ -1,12 +1,14 @@
-/// A kernel's price: floor over efficiency. The floor counts the work (work_floor.hpp), the
-/// efficiency comes from the nearest measured or published lines (curve_index.hpp), or is the
-/// roofline's stated one.
+/// A kernel's price. Where the profile measured it: floor over efficiency, the floor counting the
+/// work (work_floor.hpp), the efficiency from the nearest lines (curve_index.hpp). Where a GPU has
+/// a model (gemm_model.hpp): its time, corrected by published tables (residual_surface.hpp). Else
+/// the roofline's stated efficiency.
 
 #include <algorithm>
 #include <cassert>
 #include <cmath>
 
 #include "profiler/curve_index.hpp"
+#include "profiler/gemm_model.hpp"
 #include "profiler/profile.hpp"
 #include "profiler/work_floor.hpp"
 
@@ -71,6 +73,72 @@ GemmSource gemm_source(const Profile& profile, const KernelName& kernel, Precisi
     return {&table_of(profile, forward, precision), {product.rows, product.columns, product.depth}};
 }
 
+const ResidualSurface kNoSurface;
+
+/// The table of this precision, or of the 16-bit one: narrow formats have tables of inference
+/// kernels at best, and training's are held to run as bf16's do, at their own rate.
+const ResidualSurface& surface_of(const std::array<ResidualSurface, kNumPrecisions>& surfaces,
+                                  Precision precision) {
+    for (const Precision candidate : {precision, Precision::bf16, Precision::fp16})
+        if (const auto& own = surfaces[static_cast<std::size_t>(candidate)]; !own.empty())
+            return own;
+    return kNoSurface;
+}
+
+/// A model's time, corrected.
+PricedTime corrected(const ResidualSurface& surface, std::array<double, 3> shape, Seconds model,
+                     bool same_precision) {
+    for (double& size : shape) size = std::log2(size);
+    const bool known = same_precision && surface.covers(shape);
+    return {model * surface.ratio(shape), known ? Basis::published : Basis::roofline};
+}
+
+const CurveIndex kNoCurves;
+const CurveIndex& curves_of(const Profile& profile) {
+    return profile.index ? *profile.index : kNoCurves;
+}
+
+bool has_own(const ResidualSurface& surface,
+             const std::array<ResidualSurface, kNumPrecisions>& surfaces, Precision precision) {
+    if (&surface == &surfaces[static_cast<std::size_t>(precision)]) return true;
+    return precision == Precision::fp16 || precision == Precision::bf16;
+}
+
+/// What long training runs hold: of every product by `sustained`; of narrow ones by their share of
+/// it too, which is the narrow rate's alone, so that they are never slower than 16-bit ones.
+ProductRates training_rates(const Profile& profile, Precision precision) {
+    const double own = sustained(profile, precision), wide = sustained(profile, Precision::bf16);
+    ProductRates rates = product_rates(profile.roofline, precision, wide);
+    rates.narrow = rates.narrow > 1 ? std::max(1.0, rates.narrow * own / wide) : 1;
+    return rates;
+}
+
+PricedTime modelled_gemm(const Profile& profile, const KernelName& kernel, Precision precision,
+                         const Product& product) {
+    const auto& surfaces = curves_of(profile).products;
+    const ResidualSurface& surface = surface_of(surfaces, precision);
+    const Seconds model =
+        product_time(*profile.roofline.gemm_model, training_rates(profile, precision), product,
+                     gemm_elements(precision), extra_output_bytes(kernel.gemm, precision));
+    return corrected(surface, {product.rows, product.columns, product.depth}, model,
+                     has_own(surface, surfaces, precision));
+}
+
+/// All experts' tiles fill the GPU as one product of as many rows does, and are corrected as it is.
+PricedTime modelled_grouped(const Profile& profile, const KernelName& kernel, Precision precision,
+                            const GroupedGemm& shape, double rows, double active) {
+    const auto& surfaces = curves_of(profile).products;
+    const ResidualSurface& surface = surface_of(surfaces, precision);
+    const Seconds model = grouped_product_time(
+        *profile.roofline.gemm_model, training_rates(profile, precision), kernel.gemm, shape,
+        gemm_elements(precision), extra_output_bytes(kernel.gemm, precision));
+    const double n = static_cast<double>(shape.n), k = static_cast<double>(shape.k);
+    const Product one = product_of(kernel.gemm, rows / active, n, k);
+    const PricedTime priced = corrected(surface, {one.rows * active, one.columns, one.depth}, model,
+                                        has_own(surface, surfaces, precision));
+    return {priced.time, std::max(priced.basis, Basis::published)};
+}
+
 PricedTime gemm_time(const Profile& profile, const KernelName& kernel, Precision precision,
                      const Gemm& shape) {
     if (shape.m <= 0 || shape.n <= 0 || shape.k <= 0) return {};
@@ -82,6 +150,8 @@ PricedTime gemm_time(const Profile& profile, const KernelName& kernel, Precision
     const ElementSizes element = gemm_elements(precision);
     const double extra = extra_output_bytes(kernel.gemm, precision);
     const GemmSource source = gemm_source(profile, kernel, precision, m, n, k);
+    if (source.table->lines.empty() && roofline.gemm_model)
+        return modelled_gemm(profile, kernel, precision, product);
     if (!source.table->lines.empty()) {
         const NearLines near =
             near_lines(*source.table, {std::log(source.shape[1]), std::log(source.shape[2])});
@@ -144,6 +214,8 @@ PricedTime grouped_time(const Profile& profile, const KernelName& kernel, Precis
     const Roofline& roofline = profile.roofline;
     const double n = static_cast<double>(shape.n), k = static_cast<double>(shape.k);
     const GemmSource source = gemm_source(profile, kernel, precision, 1, n, k);
+    if (source.table->lines.empty() && roofline.gemm_model)
+        return modelled_grouped(profile, kernel, precision, shape, rows, active);
     if (!source.table->lines.empty() && roofline.num_sms <= 1)
         return expert_by_expert(profile, kernel, precision, shape, source);
 
@@ -205,6 +277,18 @@ PricedTime attention_time(const Profile& profile, const KernelName& kernel, Prec
     const EfficiencyTable& own = table_of(profile, kernel.index, precision);
     const EfficiencyTable& table = own.lines.empty() ? table_of(profile, forward, precision) : own;
     const double s = static_cast<double>(shape.sequence);
+    if (table.lines.empty() && roofline.attention_model) {
+        const auto& surfaces = curves_of(profile).attention;
+        const ResidualSurface& surface = surface_of(surfaces, precision);
+        const Seconds model = attention_model_time(
+            *roofline.attention_model,
+            product_rates(roofline, precision, sustained(profile, precision)), shape,
+            roofline.memory_efficiency, work, kernel.backward ? backward_efficiency(profile) : 1);
+        return corrected(surface,
+                         {s, static_cast<double>(shape.batch * shape.num_heads),
+                          static_cast<double>(shape.head_size)},
+                         model, has_own(surface, surfaces, precision));
+    }
     if (!table.lines.empty()) {
         const NearLines near =
             near_lines(table, {std::log(static_cast<double>(shape.head_size)),

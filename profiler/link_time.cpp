@@ -32,18 +32,45 @@ double log_seconds_at(const CurveIndex::LinkLine& line, double log_bytes) {
     return y[above - 1] + share * (y[above] - y[above - 1]);
 }
 
+/// Lines of a collective next to a number of ranks, from below and from above.
+struct Neighbours {
+    const CurveIndex::LinkLine *below = nullptr, *above = nullptr;
+};
+
+Neighbours neighbours(const Profile& profile, std::string_view collective, int num_ranks) {
+    Neighbours out;
+    if (!profile.index) return out;
+    for (const auto& line : profile.index->links) {
+        if (line.collective != collective) continue;
+        if (line.num_ranks <= num_ranks && (!out.below || line.num_ranks > out.below->num_ranks))
+            out.below = &line;
+        if (line.num_ranks >= num_ranks && (!out.above || line.num_ranks < out.above->num_ranks))
+            out.above = &line;
+    }
+    return out;
+}
+
 }  // namespace
 
 std::optional<PricedTime> link_time(const Profile& profile, std::string_view collective,
                                     Bytes message, int num_ranks) {
-    const auto* line = link_line(profile, collective, num_ranks);
-    if (!line || line->num_ranks != num_ranks || !(message.value > 0)) return std::nullopt;
+    const auto [below, above] = neighbours(profile, collective, num_ranks);
+    if (!below || !above || !(message.value > 0)) return std::nullopt;
     const double x = std::log(message.value);
-    const bool on_point = std::any_of(line->log_bytes.begin(), line->log_bytes.end(),
+    if (below != above) {
+        // Between two numbers of ranks: a straight line in the logarithms.
+        const double share = std::log(num_ranks / static_cast<double>(below->num_ranks)) /
+                             std::log(above->num_ranks / static_cast<double>(below->num_ranks));
+        const Basis basis = std::max(std::max(below->basis, above->basis), Basis::interpolated);
+        return PricedTime{
+            {std::exp((1 - share) * log_seconds_at(*below, x) + share * log_seconds_at(*above, x))},
+            basis};
+    }
+    const bool on_point = std::any_of(below->log_bytes.begin(), below->log_bytes.end(),
                                       [&](double p) { return std::abs(p - x) < 1e-9; });
-    Basis basis = line->basis;
+    Basis basis = below->basis;
     if (basis == Basis::measured && !on_point) basis = Basis::interpolated;
-    return PricedTime{{std::exp(log_seconds_at(*line, x))}, basis};
+    return PricedTime{{std::exp(log_seconds_at(*below, x))}, basis};
 }
 
 double link_efficiency(const Profile& profile, std::string_view collective, Bytes message,

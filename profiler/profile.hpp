@@ -57,6 +57,14 @@ struct PricedTime {
     Basis basis = Basis::roofline;
 };
 
+/// What a floor needs to know of a device, in the precision of the curve that was measured there.
+struct DeviceRates {
+    std::string name;
+    FlopsPerSecond peak;
+    BytesPerSecond memory_bandwidth;
+    int num_sms = 0;
+};
+
 /// One measured table of a kernel. Columns are named: shape columns, then median_s,
 /// relative_spread, num_samples.
 ///
@@ -70,6 +78,9 @@ struct KernelCurve {
     std::string source;  ///< who measured it and where it stands; conditions
     std::vector<std::string> columns;
     std::vector<std::vector<double>> rows;
+    /// Another device than the profile's: its efficiencies are kept and the floors are the
+    /// profile's own.
+    std::optional<DeviceRates> measured_on;
 };
 /// One measured table of a link: columns bytes, median_s, relative_spread, num_samples.
 struct LinkCurve {
@@ -87,6 +98,26 @@ struct Tile {
     bool operator==(const Tile&) const = default;
 };
 
+/// How the products of a GPU's library depart from the datasheet, one set of constants a generation
+/// of tensor cores: docs/profiles.md has the equation and the fit (profiler/gemm_model.hpp).
+struct GemmModel {
+    std::vector<Tile> tiles;         ///< that the library chooses from
+    double efficiency = 1;           ///< of the main loop on an endless tile, of the peak
+    double tile_loss = 0;            ///< operands a tile rereads: /(1 + this · (64/rows + 64/columns))
+    double pipeline_depth = 0;       ///< k that passes while a tile's pipeline fills and drains
+    double wave_quantisation = 0;    ///< 0: a last wave of half the tiles takes half the time; 1: all
+    double memory_efficiency = 1;    ///< share of the bandwidth, where operands bind
+    double fp8_efficiency = 1, fp4_efficiency = 1;  ///< of the narrow rate, over bf16's of its own
+    Seconds launch, split;           ///< a kernel's ramp; what a split along k costs more
+};
+
+/// The same of causal attention's core: eff = efficiency · s/(s + half_sequence) · (head size/128)^head_power,
+/// below a head size of 128; whole waves of 128 queries on the multiprocessors.
+struct AttentionModel {
+    double efficiency = 1, half_sequence = 0, head_power = 0, wave_quantisation = 0;
+    Seconds launch;
+};
+
 /// Datasheet figures and the stated share of them that is assumed where no curve answers.
 struct Roofline {
     std::map<Precision, FlopsPerSecond> peak;
@@ -102,6 +133,8 @@ struct Roofline {
     double attention_half_sequence = 0;  ///< the same for attention over the sequence length
     double attention_backward = 0.7;     ///< efficiency of attention's backward over its forward's
     Seconds kernel_overhead;             ///< of the shortest kernel, on the device
+    std::optional<GemmModel> gemm_model;
+    std::optional<AttentionModel> attention_model;
 };
 
 struct HostCosts {
@@ -148,8 +181,8 @@ HostCosts host_costs(const Profile&);
 /// Achieved share of the link's rate for a collective of this message size (per rank) on that many
 /// ranks; 1 if nothing is known.
 double link_efficiency(const Profile&, std::string_view collective, Bytes message, int num_ranks);
-/// The measured time of a collective itself, interpolated in log(bytes); empty if no curve of it on
-/// that many ranks is known.
+/// The measured time of a collective itself, interpolated in log(bytes), and in log(ranks) between
+/// two curves; empty if no curve, or none on each side, is known.
 /// @param message  per rank: the whole buffer of all_reduce and send_recv, what a rank sends in
 /// all_to_all (its own share included)
 std::optional<PricedTime> link_time(const Profile&, std::string_view collective, Bytes message,
@@ -165,6 +198,10 @@ std::optional<PricedTime> link_time(const Profile&, std::string_view collective,
 /// @param kernel  one of kernel_names(). Attention under an fp8 or fp4 recipe is priced in bf16, in
 /// which it runs.
 PricedTime kernel_time(const Profile&, std::string_view kernel, Precision, const KernelShape&);
+
+/// The same efficiencies on another device: floors are the target's, curves say where they were
+/// measured, their basis is published at best.
+Profile moved_to(const Profile&, const std::string& name, const Roofline& target);
 
 Profile profile_from_json(const JsonReader&);  ///< @throws InputError
 Json to_json(const Profile&);

@@ -32,10 +32,104 @@ std::vector<std::vector<double>> rows(const JsonReader& reader, std::size_t num_
     return out;
 }
 
+std::vector<Tile> tiles_from_json(const JsonReader& reader) {
+    std::vector<Tile> tiles;
+    for (const JsonReader& tile : reader.items()) {
+        if (!tile.is_array() || tile.size() != 2) tile.fail("[rows, columns]");
+        tiles.push_back(
+            {tile.at(std::size_t{0}).count(1, 4096), tile.at(std::size_t{1}).count(1, 4096)});
+    }
+    return tiles;
+}
+
+Json to_json(const std::vector<Tile>& tiles) {
+    Json json = Json::array();
+    for (const Tile& tile : tiles) json.push_back({tile.rows, tile.columns});
+    return json;
+}
+
+GemmModel gemm_model_from_json(const JsonReader& reader) {
+    reader.refuse_unknown({"tiles", "efficiency", "tile_loss", "pipeline_depth",
+                           "wave_quantisation", "memory_efficiency", "fp8_efficiency",
+                           "fp4_efficiency", "launch", "split"});
+    GemmModel model;
+    model.tiles = tiles_from_json(reader.at("tiles"));
+    if (model.tiles.empty()) reader.at("tiles").fail("at least one tile");
+    model.efficiency = reader.at("efficiency").number(1e-6, kShare);
+    model.tile_loss = reader.at("tile_loss").number(0, 100);
+    model.pipeline_depth = reader.at("pipeline_depth").number(0, 1e6);
+    model.wave_quantisation = reader.at("wave_quantisation").number(0, 1);
+    model.memory_efficiency = reader.at("memory_efficiency").number(1e-6, kShare);
+    model.fp8_efficiency = reader.at("fp8_efficiency").number(1e-6, kShare);
+    model.fp4_efficiency = reader.at("fp4_efficiency").number(1e-6, kShare);
+    model.launch = reader.at("launch").seconds();
+    model.split = reader.at("split").seconds();
+    return model;
+}
+
+Json to_json(const GemmModel& model) {
+    Json json;
+    json["tiles"] = to_json(model.tiles);
+    json["efficiency"] = model.efficiency;
+    json["tile_loss"] = model.tile_loss;
+    json["pipeline_depth"] = model.pipeline_depth;
+    json["wave_quantisation"] = model.wave_quantisation;
+    json["memory_efficiency"] = model.memory_efficiency;
+    json["fp8_efficiency"] = model.fp8_efficiency;
+    json["fp4_efficiency"] = model.fp4_efficiency;
+    json["launch"] = to_exact_text(model.launch);
+    json["split"] = to_exact_text(model.split);
+    return json;
+}
+
+AttentionModel attention_model_from_json(const JsonReader& reader) {
+    reader.refuse_unknown(
+        {"efficiency", "half_sequence", "head_power", "wave_quantisation", "launch"});
+    AttentionModel model;
+    model.efficiency = reader.at("efficiency").number(1e-6, kShare);
+    model.half_sequence = reader.at("half_sequence").number(0, 1e6);
+    model.head_power = reader.at("head_power").number(0, 2);
+    model.wave_quantisation = reader.at("wave_quantisation").number(0, 1);
+    model.launch = reader.at("launch").seconds();
+    return model;
+}
+
+Json to_json(const AttentionModel& model) {
+    Json json;
+    json["efficiency"] = model.efficiency;
+    json["half_sequence"] = model.half_sequence;
+    json["head_power"] = model.head_power;
+    json["wave_quantisation"] = model.wave_quantisation;
+    json["launch"] = to_exact_text(model.launch);
+    return json;
+}
+
+DeviceRates device_rates_from_json(const JsonReader& reader) {
+    reader.refuse_unknown({"name", "peak", "memory_bandwidth", "num_sms"});
+    DeviceRates rates;
+    rates.name = reader.at("name").text();
+    rates.peak = reader.at("peak").flops_per_second();
+    rates.memory_bandwidth = reader.at("memory_bandwidth").bytes_per_second();
+    rates.num_sms = reader.at("num_sms").count(1, 100000);
+    if (!(rates.peak.value > 0)) reader.at("peak").fail("a positive rate");
+    if (!(rates.memory_bandwidth.value > 0)) reader.at("memory_bandwidth").fail("a positive rate");
+    return rates;
+}
+
+Json to_json(const DeviceRates& rates) {
+    Json json;
+    json["name"] = rates.name;
+    json["peak"] = to_exact_text(rates.peak);
+    json["memory_bandwidth"] = to_exact_text(rates.memory_bandwidth);
+    json["num_sms"] = rates.num_sms;
+    return json;
+}
+
 Roofline roofline_from_json(const JsonReader& reader) {
     reader.refuse_unknown({"peak", "memory_bandwidth", "num_sms", "l2", "tiles", "gemm_efficiency",
                            "attention_efficiency", "memory_efficiency", "gemm_half_depth",
-                           "attention_half_sequence", "attention_backward", "kernel_overhead"});
+                           "attention_half_sequence", "attention_backward", "kernel_overhead",
+                           "gemm_model", "attention_model"});
     Roofline roofline;
     for (const auto& [name, value] : reader.at("peak").members()) {
         const auto precision = from_name<Precision>(name);
@@ -49,12 +143,7 @@ Roofline roofline_from_json(const JsonReader& reader) {
         reader.at("memory_bandwidth").fail("a positive rate");
     roofline.num_sms = reader.count_or("num_sms", 0, 0, 100000);
     if (const auto l2 = reader.find("l2")) roofline.l2 = l2->bytes();
-    if (const auto tiles = reader.find("tiles"))
-        for (const JsonReader& tile : tiles->items()) {
-            if (!tile.is_array() || tile.size() != 2) tile.fail("[rows, columns]");
-            roofline.tiles.push_back(
-                {tile.at(std::size_t{0}).count(1, 4096), tile.at(std::size_t{1}).count(1, 4096)});
-        }
+    if (const auto tiles = reader.find("tiles")) roofline.tiles = tiles_from_json(*tiles);
     const auto share = [&](std::string_view key, double& value) {
         if (const auto found = reader.find(key)) value = found->number(1e-6, kShare);
     };
@@ -68,6 +157,10 @@ Roofline roofline_from_json(const JsonReader& reader) {
         roofline.attention_half_sequence = found->number(0, 1e6);
     if (const auto found = reader.find("kernel_overhead"))
         roofline.kernel_overhead = found->seconds();
+    if (const auto found = reader.find("gemm_model"))
+        roofline.gemm_model = gemm_model_from_json(*found);
+    if (const auto found = reader.find("attention_model"))
+        roofline.attention_model = attention_model_from_json(*found);
     return roofline;
 }
 
@@ -78,8 +171,7 @@ Json to_json(const Roofline& roofline) {
     json["memory_bandwidth"] = to_exact_text(roofline.memory_bandwidth);
     json["num_sms"] = roofline.num_sms;
     json["l2"] = to_exact_text(roofline.l2);
-    json["tiles"] = Json::array();
-    for (const Tile& tile : roofline.tiles) json["tiles"].push_back({tile.rows, tile.columns});
+    json["tiles"] = to_json(roofline.tiles);
     json["gemm_efficiency"] = roofline.gemm_efficiency;
     json["gemm_half_depth"] = roofline.gemm_half_depth;
     json["attention_efficiency"] = roofline.attention_efficiency;
@@ -87,6 +179,8 @@ Json to_json(const Roofline& roofline) {
     json["attention_backward"] = roofline.attention_backward;
     json["memory_efficiency"] = roofline.memory_efficiency;
     json["kernel_overhead"] = to_exact_text(roofline.kernel_overhead);
+    if (roofline.gemm_model) json["gemm_model"] = to_json(*roofline.gemm_model);
+    if (roofline.attention_model) json["attention_model"] = to_json(*roofline.attention_model);
     return json;
 }
 
@@ -119,8 +213,11 @@ Profile profile_from_json(const JsonReader& reader) {
         profile.host_overlap = overlap->number(0, 1);
     if (const auto kernels = reader.find("kernels"))
         for (const JsonReader& item : kernels->items()) {
-            item.refuse_unknown({"kernel", "precision", "basis", "source", "columns", "rows"});
+            item.refuse_unknown(
+                {"kernel", "precision", "basis", "source", "columns", "rows", "measured_on"});
             KernelCurve curve;
+            if (const auto device = item.find("measured_on"))
+                curve.measured_on = device_rates_from_json(*device);
             curve.kernel = item.at("kernel").text();
             if (kernel_named(curve.kernel).index < 0) {
                 const std::vector<std::string> names(kernel_names().begin(), kernel_names().end());
@@ -178,6 +275,7 @@ Json to_json(const Profile& profile) {
         item["precision"] = name_of(curve.precision);
         item["basis"] = name_of(curve.basis);
         item["source"] = curve.source;
+        if (curve.measured_on) item["measured_on"] = to_json(*curve.measured_on);
         item["columns"] = curve.columns;
         item["rows"] = curve.rows;
         json["kernels"].push_back(std::move(item));

@@ -117,10 +117,13 @@ std::vector<StageFlows> stages_of(const LinkGraph& graph, const CollectiveCall& 
     }
 }
 
-/// The measured time of this very collective on as many GPUs of one domain, where the profile has it.
+/// The measured time of this very collective on as many GPUs of one domain, where the profile has
+/// it: of whatever algorithm the library chose, so not of one that was asked for.
 std::optional<Seconds> measured(const CollectiveCall& call, const GroupShape& group,
                                 const Profile* profile) {
-    if (!profile || group.num_domains() > 1 || call.traffic) return std::nullopt;
+    if (!profile || group.num_domains() > 1 || call.traffic ||
+        call.algorithm != Algorithm::automatic)
+        return std::nullopt;
     const auto priced = link_time(*profile, name_of(call.collective), call.bytes, group.num_ranks());
     return priced ? std::optional(priced->time) : std::nullopt;
 }

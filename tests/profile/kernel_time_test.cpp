@@ -209,6 +209,13 @@ TEST(LinkTime, IsMeasuredOnAPointAndProportionalAboveTheLast) {
     EXPECT_EQ(link_time(profile, "all_to_all", {1e6}, 2)->basis, Basis::measured);
     EXPECT_NEAR(link_time(profile, "all_to_all", {4e6}, 2)->time.value, 4e-3, 1e-12);
     EXPECT_FALSE(link_time(profile, "all_to_all", {1e6}, 3));
+    // Between 2 ranks (1 ms) and 8 (4 ms), 4 lie half way in log ranks: √(1 · 4) ms. Beyond: nothing.
+    profile.links.push_back(
+        {"all_to_all", 8, Basis::measured, "", {"bytes", "median_s"}, {{1e6, 4e-3}}});
+    prepare(profile);
+    EXPECT_NEAR(link_time(profile, "all_to_all", {1e6}, 4)->time.value, 2e-3, 1e-12);
+    EXPECT_EQ(link_time(profile, "all_to_all", {1e6}, 4)->basis, Basis::interpolated);
+    EXPECT_FALSE(link_time(profile, "all_to_all", {1e6}, 16));
     // 1 kB at 0.1 GB/s where 1 MB reaches 1 GB/s
     EXPECT_NEAR(link_efficiency(profile, "all_to_all", {1e3}, 2), 0.1, 1e-9);
     EXPECT_EQ(link_efficiency(profile, "all_reduce", {1e3}, 2), 1);
