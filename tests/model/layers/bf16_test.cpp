@@ -7,6 +7,7 @@
 #include <bit>
 #include <cmath>
 #include <filesystem>
+#include <numeric>
 
 #include "model/checkpoint.hpp"
 #include "model/layers/transformer.hpp"
@@ -39,10 +40,14 @@ TEST_P(Bf16, FirstLossIsThatOfF32ToItsRoundingAndItLearnsAsMuch) {
                half = losses_in(NumberFormat::bf16, options);
     EXPECT_NEAR(half.front(), full.front(), kTrainerBf16 * full.front());
     EXPECT_NE(half.front(), full.front());  // it was not f32 by another name
-    const double drop = full.front() - full.back();
-    EXPECT_GT(drop, 0.25);
-    // Two runs that part at the first roundings and learn from a few sequences a step end some per cent of what they learned apart.
-    EXPECT_NEAR(half.back(), full.back(), 0.2 * drop);
+    // The loss of one step is that of a few sequences: what was learned is seen over the last 20.
+    const auto end = [](const std::vector<double>& losses) {
+        return std::accumulate(losses.end() - 20, losses.end(), 0.0) / 20;
+    };
+    const double drop = full.front() - end(full);
+    EXPECT_GT(drop, 0.1);
+    // Two runs that part at the first roundings end some per cent of what they learned apart.
+    EXPECT_NEAR(end(half), end(full), 0.2 * drop);
     EXPECT_EQ(half, losses_in(NumberFormat::bf16, options));  // the same bytes again
 }
 
@@ -64,7 +69,8 @@ TEST(Bf16Parameters, RoutersAreF32AndEveryOtherOneIsItsMasterRounded) {
             rt.download(parameter->value.data(), parameter->count(), parameter->value.format());
         const auto full = rt.download(parameter->full().data(), parameter->count(), rt.stat);
         for (std::size_t i = 0; i < value.size(); ++i)
-            ASSERT_NEAR(value[i], full[i], 0x1p-9 * std::abs(full[i])) << parameter->name;
+            // eight bits of precision, to the nearest: half a unit in the last place
+            ASSERT_NEAR(value[i], full[i], 0x1p-8 * std::abs(full[i])) << parameter->name;
     }
     EXPECT_EQ(routers, 2 * 2);  // two layers, each a reduction and a router
 }
