@@ -59,6 +59,19 @@ void print_errors(const Evaluation& evaluation) {
     }
 }
 
+void print_held_out(const Evaluation& evaluation) {
+    if (evaluation.held_out.empty()) return;
+    Table table({"kernels and collectives", "left out", "points", "median %", "mean %", "p90 %",
+                 "predicted/measured"});
+    for (const HeldOutSummary& part : summarize_held_out(evaluation.held_out)) {
+        std::vector<std::string> row =
+            cells(part.kind + (part.variant.empty() ? "" : ", " + part.variant), part.errors);
+        row.insert(row.begin() + 1, part.held_out);
+        table.row(std::move(row));
+    }
+    fmt::print("{}\n", table.text());
+}
+
 void print_worst(const Evaluation& evaluation) {
     fmt::print("furthest off\n");
     for (const WorstRow& worst : worst_rows(evaluation.rows, Metric::step_time, 10))
@@ -80,7 +93,7 @@ void print_counts(const Evaluation& evaluation) {
                evaluation.rows.size(), whole, evaluation.rows.size() - whole);
     for (const auto& [key, count] : assumed) fmt::print("  {:4}  {}\n", count, key);
     for (const SkippedRecord& record : evaluation.skipped) {
-        const bool counted_by_rule = record.rule == "not_a_target" || record.rule == "not_yet";
+        const bool counted_by_rule = record.rule == "not_a_target";
         ++skipped[record.rule + (counted_by_rule ? ": " + record.group : ": " + record.reason)];
     }
     fmt::print("{} records skipped\n", evaluation.skipped.size());
@@ -95,12 +108,13 @@ int run(const Words& words) {
     const auto start = std::chrono::steady_clock::now();
     const std::vector<Record> records = read_record_files(words.files);
     ProgressBar bar("accuracy");
-    Evaluation evaluation = evaluate_training(records, three_predictions(records, words.threads));
+    Evaluation evaluation = evaluate(records, three_predictions(records, words.threads));
     add_intervals(evaluation.rows);
     if (!words.rows.empty()) write_whole(words.rows, rows_as_csv(evaluation));
     if (!words.output.quiet() && words.rows != "-") {
         print_predictions(evaluation);
         print_errors(evaluation);
+        print_held_out(evaluation);
         print_worst(evaluation);
         print_counts(evaluation);
     }

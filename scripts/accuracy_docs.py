@@ -62,6 +62,10 @@ def tables(found):
         parts.append(f"{len(sweeps)} sweeps over layouts: rank correlation median {correlation[len(correlation) // 2]:.3f}, lowest {correlation[0]:.3f}; "
                      f"our pick is {percent(sum(one['regret'] for one in sweeps) / len(sweeps))} % slower than the best measured on average, "
                      f"the best of our first three {percent(sum(one['best_of_3_regret'] for one in sweeps) / len(sweeps))} %.\n")
+    if found.get("held_out"):
+        parts.append("Kernels and collectives, from profiles built without them:\n\n" +
+                     table(["kind", "variant", "left out", "points", "median", "mean", "p90", "predicted / measured"],
+                           [[one["kind"].replace("_", " "), one["variant"], one["held_out"], str(one["records"]), *errors(one)] for one in found["held_out"]]))
     parts.append("Furthest off:\n\n" + table(["record", "predicted / measured", "where to look"],
                  [[f"`{one['id']}`", f"{one['predicted_over_measured']:.2f}", one["cause"]] for one in found["worst"]]))
     return "\n".join(parts)

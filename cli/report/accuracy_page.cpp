@@ -56,6 +56,7 @@ void add_pictures(Page& page, const JsonReader& records) {
     std::map<std::string, std::map<std::string, Cloud>> clouds;  // metric, architecture
     for (const JsonReader& record : records.items()) {
         if (!record.is_object() || !record.has("predicted") || !record.has("measured")) continue;
+        if (record.has("held_out")) continue;  // thousands of points: a table below
         const double predicted = record.at("predicted").number(),
                      measured = record.at("measured").number();
         if (!(predicted > 0) || !(measured > 0)) continue;
@@ -99,7 +100,8 @@ void add_pictures(Page& page, const JsonReader& records) {
         for (auto& [architecture, cloud] : series) {
             for (const auto& [x, y] : cloud.agree.points)
                 low = std::min({low, x, y}), high = std::max({high, x, y});
-            cloud.agree.name = cloud.ratio.name = architecture == "moe" ? "MoE" : spaced(architecture);
+            cloud.agree.name = cloud.ratio.name =
+                architecture == "moe" ? "MoE" : spaced(architecture);
             agree.series.push_back(std::move(cloud.agree));
             ratio.series.push_back(std::move(cloud.ratio));
         }
@@ -156,6 +158,22 @@ void add_sweeps(Page& page, const JsonReader& sweeps) {
         page.paragraph(fmt::format("The first {} of {}.", rows.size(), sweeps.size()));
 }
 
+void add_held_out(Page& page, const JsonReader& held_out) {
+    if (held_out.size() == 0) return;
+    page.section("Kernels and collectives, from profiles built without them");
+    std::vector<std::vector<std::string>> rows;
+    for (const JsonReader& part : held_out.items())
+        rows.push_back({spaced(part.text_or("kind", "")), part.text_or("variant", ""),
+                        part.text_or("held_out", ""), std::to_string(part.count_or("records", 0)),
+                        percent(part.number_or("median_error", 0)),
+                        percent(part.number_or("mean_error", 0)),
+                        percent(part.number_or("p90_error", 0)),
+                        fmt::format("{:.2f}", part.number_or("bias", 1))});
+    page.table(
+        {"kind", "variant", "left out", "points", "median", "mean", "p90", "predicted / measured"},
+        rows);
+}
+
 void add_worst(Page& page, const JsonReader& worst) {
     if (worst.size() == 0) return;
     page.section("Furthest off");
@@ -201,6 +219,8 @@ void add_accuracy_sections(Page& page, const JsonReader& answer) {
     if (const auto by = answer.find("by"); by && by->is_object()) add_groups(page, *by);
     if (const auto sweeps = answer.find("sweeps"); sweeps && sweeps->is_array())
         add_sweeps(page, *sweeps);
+    if (const auto held_out = answer.find("held_out"); held_out && held_out->is_array())
+        add_held_out(page, *held_out);
     if (const auto worst = answer.find("worst"); worst && worst->is_array())
         add_worst(page, *worst);
     add_skipped(page, records);

@@ -7,6 +7,8 @@
 #include "core/errors.hpp"
 #include "core/text.hpp"
 #include "model/op_counts.hpp"
+#include "planner/accuracy/collective_records.hpp"
+#include "planner/accuracy/kernel_records.hpp"
 #include "planner/parallel_for.hpp"
 
 namespace moeplan {
@@ -137,11 +139,7 @@ const EnumNames<Metric>& enum_names<Metric>() {
         {Metric::step_time_of_sweep, "step_time_of_sweep"},
         {Metric::step_time_of_rate, "step_time_of_rate"},
         {Metric::peak_memory_allocated, "peak_memory_allocated"},
-        {Metric::peak_memory_reserved, "peak_memory_reserved"},
-        {Metric::gemm, "gemm"},
-        {Metric::moe_forward, "moe_forward"},
-        {Metric::attention, "attention"},
-        {Metric::collective, "collective"}};
+        {Metric::peak_memory_reserved, "peak_memory_reserved"}};
     return names;
 }
 
@@ -198,10 +196,6 @@ Evaluation evaluate_training(const std::vector<Record>& records, const Evaluatio
                 outcomes[i] = predict(*training, options);
             else if (const auto* skipped = std::get_if<SkippedRecord>(&records[i]))
                 outcomes[i].skipped = *skipped;
-            else if (const auto* curve = std::get_if<CurveRecord>(&records[i]))
-                outcomes[i].skipped =
-                    SkippedRecord{curve->id, curve->group, curve->source,
-                                  "kernels and collectives are not predicted yet", "not_yet"};
         },
         [&](std::size_t done) {
             if (options.progress) options.progress(done, records.size());
@@ -210,6 +204,19 @@ Evaluation evaluate_training(const std::vector<Record>& records, const Evaluatio
     for (Outcome& outcome : outcomes) {
         if (outcome.skipped) out.skipped.push_back(std::move(*outcome.skipped));
         for (AccuracyRow& row : outcome.rows) out.rows.push_back(std::move(row));
+    }
+    return out;
+}
+
+Evaluation evaluate(const std::vector<Record>& records, const EvaluationOptions& options) {
+    Evaluation out = evaluate_training(records, options);
+    std::vector<CurveRecord> curves;
+    for (const Record& record : records)
+        if (const auto* curve = std::get_if<CurveRecord>(&record)) curves.push_back(*curve);
+    for (HeldOutAnswers& answers :
+         std::array{predict_kernel_records(curves), predict_collective_records(curves)}) {
+        for (HeldOutRow& row : answers.rows) out.held_out.push_back(std::move(row));
+        for (SkippedRecord& skipped : answers.skipped) out.skipped.push_back(std::move(skipped));
     }
     return out;
 }

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "planner/accuracy/held_out.hpp"
 #include "planner/accuracy/record.hpp"
 #include "planner/accuracy/record_case.hpp"
 #include "simulator/step.hpp"
@@ -21,11 +22,7 @@ enum class Metric : std::uint8_t {
     step_time_of_sweep,
     step_time_of_rate,
     peak_memory_allocated,
-    peak_memory_reserved,
-    gemm,
-    moe_forward,
-    attention,
-    collective
+    peak_memory_reserved
 };
 
 /// One measured figure and ours.
@@ -47,7 +44,8 @@ struct AccuracyRow {
 };
 
 struct Evaluation {
-    std::vector<AccuracyRow> rows;  ///< in the order of the records
+    std::vector<AccuracyRow> rows;     ///< in the order of the records
+    std::vector<HeldOutRow> held_out;  ///< points of kernels and collectives
     std::vector<SkippedRecord> skipped;
 };
 
@@ -62,6 +60,9 @@ struct EvaluationOptions {
 
 /// Predicts every training record, step time and peak memory where they are published.
 Evaluation evaluate_training(const std::vector<Record>&, const EvaluationOptions&);
+
+/// The same, and every kernel and collective from profiles built without it.
+Evaluation evaluate(const std::vector<Record>&, const EvaluationOptions&);
 
 /// Shipped profiles, each read once. @param calibration  in place of the shipped one
 ProfileSource shipped_profile_source(std::optional<Calibration> calibration = std::nullopt);

@@ -75,6 +75,12 @@ Json to_json(const Evaluation& evaluation) {
             out["by"][key][value] = to_json(part);
     }
     out["sweeps"] = to_json(rank_layouts(evaluation.rows));
+    out["held_out"] = Json::array();
+    for (const HeldOutSummary& part : summarize_held_out(evaluation.held_out)) {
+        Json entry = {{"kind", part.kind}, {"variant", part.variant}, {"held_out", part.held_out}};
+        entry.update(to_json(part.errors));
+        out["held_out"].push_back(std::move(entry));
+    }
     out["worst"] = Json::array();
     for (const WorstRow& worst : worst_rows(evaluation.rows, Metric::step_time, 10))
         out["worst"].push_back(
@@ -83,6 +89,17 @@ Json to_json(const Evaluation& evaluation) {
                  {"cause", worst.cause}});
     out["records"] = Json::array();
     for (const AccuracyRow& row : evaluation.rows) out["records"].push_back(row_json(row));
+    for (const HeldOutRow& row : evaluation.held_out)
+        out["records"].push_back(Json{{"id", row.id},
+                                      {"metric", row.kind},
+                                      {"what", row.what},
+                                      {"held_out", row.held_out},
+                                      {"gpu", row.gpu},
+                                      {"precision", row.precision},
+                                      {"predicted", row.predicted},
+                                      {"measured", row.measured},
+                                      {"relative_error", row.error()},
+                                      {"assumed", Json::array()}});
     for (const SkippedRecord& skipped : evaluation.skipped)
         out["records"].push_back(
             Json{{"id", skipped.id}, {"rule", skipped.rule}, {"skipped", skipped.reason}});

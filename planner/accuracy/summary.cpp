@@ -40,30 +40,40 @@ double quantile(std::vector<double> values, double q) {
     return values[low] * (1 - share) + values[low + 1] * share;
 }
 
+namespace {
+
+ErrorSummary summary_of(const std::vector<double>& ratios) {
+    ErrorSummary out;
+    out.count = ratios.size();
+    if (ratios.empty()) return out;
+    std::vector<double> errors;
+    for (const double ratio : ratios) {
+        errors.push_back(std::abs(ratio - 1));
+        out.mean += errors.back() / static_cast<double>(ratios.size());
+    }
+    out.median = quantile(errors, 0.5);
+    out.p90 = quantile(errors, 0.9);
+    out.bias = quantile(ratios, 0.5);
+    return out;
+}
+
+}  // namespace
+
 ErrorSummary summarize(const std::vector<AccuracyRow>& rows, const RowFilter& filter,
                        Judged judged) {
-    std::vector<double> errors, ratios;
-    double sum = 0;
+    std::vector<double> ratios;
     std::size_t with_interval = 0, inside = 0;
     for (const AccuracyRow& row : rows) {
         if (!filter(row)) continue;
         const auto predicted = judged_value(row, judged);
         if (!predicted) continue;
         ratios.push_back(*predicted / row.measured);
-        errors.push_back(std::abs(ratios.back() - 1));
-        sum += errors.back();
         if (row.interval) {
             ++with_interval;
             inside += row.measured >= (*row.interval)[0] && row.measured <= (*row.interval)[1];
         }
     }
-    ErrorSummary out;
-    out.count = errors.size();
-    if (errors.empty()) return out;
-    out.mean = sum / static_cast<double>(errors.size());
-    out.median = quantile(errors, 0.5);
-    out.p90 = quantile(errors, 0.9);
-    out.bias = quantile(ratios, 0.5);
+    ErrorSummary out = summary_of(ratios);
     if (with_interval > 0)
         out.coverage = static_cast<double>(inside) / static_cast<double>(with_interval);
     return out;
@@ -87,6 +97,16 @@ std::map<std::string, ErrorSummary> summarize_by(const std::vector<AccuracyRow>&
                            : row.metric == Metric::step_time && value_of(row, key) == value;
             },
             judged);
+    return out;
+}
+
+std::vector<HeldOutSummary> summarize_held_out(const std::vector<HeldOutRow>& rows) {
+    std::map<std::array<std::string, 3>, std::vector<double>> ratios;
+    for (const HeldOutRow& row : rows)
+        ratios[{row.kind, row.variant, row.held_out}].push_back(row.predicted / row.measured);
+    std::vector<HeldOutSummary> out;
+    for (const auto& [key, values] : ratios)
+        out.push_back({key[0], key[1], key[2], summary_of(values)});
     return out;
 }
 

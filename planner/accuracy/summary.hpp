@@ -33,6 +33,13 @@ std::map<std::string, ErrorSummary> summarize_by(const std::vector<AccuracyRow>&
                                                  const std::string& key,
                                                  Judged judged = Judged::fitted);
 
+/// Kernels and collectives by kind, variant and what was left out of the profile.
+struct HeldOutSummary {
+    std::string kind, variant, held_out;
+    ErrorSummary errors;
+};
+std::vector<HeldOutSummary> summarize_held_out(const std::vector<HeldOutRow>&);
+
 /// The rows of `metric` that are furthest off, in log ratio, with the likely cause in words.
 struct WorstRow {
     const AccuracyRow* row;
