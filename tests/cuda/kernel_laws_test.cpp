@@ -532,15 +532,20 @@ TEST_P(KernelLaws, AFormatThatIsNotStoredIsUnsupportedNotWrong) {
     const ResidualAdd add{.count = 8, .format = NumberFormat::fp8_e4m3};
     const Status status = device->kernels->residual_add(&add, nullptr);
     EXPECT_EQ(status.code, kUnsupported);
-    if (device->device == Device::cuda) EXPECT_STREQ(status.message, "cuda residual_add: stores f32 or bf16");
+    if (device->device == Device::cuda) {
+        EXPECT_STREQ(status.message, "cuda residual_add: stores f32 or bf16");
+    }
 }
 
 TEST_P(KernelLaws, TooMuchMemoryIsRefusedInWords) {
     void* p = &p;
     const Status status = device->allocate(std::size_t{1} << 50, &p);
     EXPECT_EQ(status.code, kOutOfMemory);
-    if (device->device == Device::cuda)
-        EXPECT_NE(std::string(status.message).find("1048576.00 GiB more were needed"), std::string::npos) << status.message;
+    if (device->device == Device::cuda) {
+        EXPECT_NE(std::string(status.message).find("1048576.00 GiB more were needed"),
+                  std::string::npos)
+            << status.message;
+    }
     EXPECT_EQ(p, nullptr);
 }
 
