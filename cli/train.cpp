@@ -3,6 +3,7 @@
 #include "model/train.hpp"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <cstdio>
@@ -77,6 +78,7 @@ void read_layout_of_run(const Words& words, const ModelSpec& model, int ranks,
     if (!given.contains("seq")) given["seq"] = "256";
     if (!given.contains("micro_batch")) given["micro_batch"] = "4";
     if (!given.contains("precision")) given["precision"] = "fp32";
+    if (!given.contains("framework")) given["framework"] = "moeplan";  // our rules and defaults
     if (!given.contains("global_batch"))
         given["global_batch"] = std::to_string(std::max(8, 4 * ranks));
     const ResolvedLayout resolved = resolve_layout(given, model, ranks);
@@ -102,6 +104,10 @@ int gpu_of_rank(const DeviceName& device, int ranks) {
     return one ? device.ordinal : device.ordinal + local_rank();
 }
 
+Bytes fullest(const std::vector<Bytes>& of_ranks) {
+    return *std::max_element(of_ranks.begin(), of_ranks.end());
+}
+
 void print_summary(const Words& words, const TrainResult& result) {
     if (result.steps.empty()) {
         std::fprintf(stderr, "nothing left to do: the checkpoint is already at step %d\n",
@@ -111,10 +117,11 @@ void print_summary(const Words& words, const TrainResult& result) {
     const StepRecord &first = result.steps.front(), &last = result.steps.back();
     std::fprintf(stderr,
                  "%s: step %d loss %.4f → step %d loss %.4f (%+.2f nats), %.0f tokens/s on %d "
-                 "rank%s, peak %s a rank%s\n",
+                 "rank%s, peak %s of the fullest rank (memory model: %s)%s\n",
                  words.model.model.c_str(), first.step, first.loss, last.step, last.loss,
                  last.loss - first.loss, last.tokens_per_second, result.world_size,
-                 result.world_size == 1 ? "" : "s", to_text(result.peak_memory.front()).c_str(),
+                 result.world_size == 1 ? "" : "s", to_text(fullest(result.peak_memory)).c_str(),
+                 to_text(fullest(result.modelled_memory)).c_str(),
                  result.stopped ? "; stopped when asked to" : "");
     if (!result.exchange.empty())
         std::fprintf(stderr, "between GPUs: %s\n", result.exchange.c_str());
@@ -139,6 +146,8 @@ Json answer_of(const TrainResult& result) {
     answer["steps"] = Json::array();
     for (const StepRecord& step : result.steps) answer["steps"].push_back(to_json(step));
     for (const Bytes bytes : result.peak_memory) answer["peak_memory_bytes"].push_back(bytes.value);
+    for (const Bytes bytes : result.modelled_memory)
+        answer["modelled_memory_bytes"].push_back(bytes.value);
     for (const Seconds busy : result.busy_by_rank) answer["busy_by_rank_s"].push_back(busy.value);
     if (result.held_out_loss) answer["held_out_loss"] = *result.held_out_loss;
     return answer;

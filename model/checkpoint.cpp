@@ -1,5 +1,6 @@
 /// A shard is: "moeplan checkpoint 1\n", 8 bytes of the header's length, the header (JSON: tensors
-/// with name, first, count, offset), numbers little-endian, 8 bytes of a sum over all that went
+/// with name, count, offset, and where they lie in the whole tensor: elements `begin` and after of
+/// a share with first, run, stride), numbers little-endian, 8 bytes of a sum over all that went
 /// before (FNV-1a). value, m and v of a parameter are tensors "name", "name/m", "name/v".
 #include "model/checkpoint.hpp"
 
@@ -32,15 +33,19 @@ std::uint64_t sum_of(const char* data, std::size_t size, std::uint64_t sum = 146
     return sum;
 }
 
+/// Elements begin … begin + count − 1 of a share of the tensor `name`.
 struct Piece {
     std::string name;
-    std::int64_t first = 0, count = 0;
+    Share share;
+    std::int64_t begin = 0, count = 0;
     std::vector<char> bytes;
 };
 
-std::vector<char> bytes_of(Runtime& rt, const Tensor& tensor) {
-    std::vector<char> out(tensor.bytes());
-    rt.copy(out.data(), tensor.data(), out.size());
+/// `count` elements from `first` on.
+std::vector<char> bytes_of(Runtime& rt, const Tensor& tensor, std::int64_t first,
+                           std::int64_t count) {
+    std::vector<char> out(std::size_t(count) * std::size_t(size_of(tensor.format()).value));
+    rt.copy(out.data(), at(tensor.data(), first, tensor.format()), out.size());
     check(rt.backend.synchronise(rt.stream), "synchronise");
     return out;
 }
@@ -52,7 +57,10 @@ void write_shard(const fs::path& file, const std::vector<Piece>& pieces, NumberF
     std::size_t offset = 0;
     for (const Piece& piece : pieces) {
         header["tensors"].push_back({{"name", piece.name},
-                                     {"first", piece.first},
+                                     {"first", piece.share.first},
+                                     {"run", piece.share.run},
+                                     {"stride", piece.share.stride},
+                                     {"begin", piece.begin},
                                      {"count", piece.count},
                                      {"offset", offset}});
         offset += piece.bytes.size();
@@ -89,8 +97,9 @@ struct Shard {
     NumberFormat format = NumberFormat::f32;
     std::size_t data_at = 0;
     struct Entry {
-        std::int64_t first, count;
-        std::size_t offset;
+        Share share;
+        std::int64_t begin = 0, count = 0;
+        std::size_t offset = 0;
     };
     std::multimap<std::string, Entry> entries;
 };
@@ -124,8 +133,11 @@ Shard read_header(const fs::path& file) {
     for (const JsonReader& entry : header.at("tensors").items()) {
         const auto count = entry.at("count").integer(0, std::int64_t(size));
         const auto offset = std::size_t(entry.at("offset").integer(0, std::int64_t(size)));
+        const auto whole = [&](const char* key) { return entry.at(key).integer(0); };
+        const Share share(whole("first"), whole("run"), whole("stride"));
+        if (share.run > 0 && share.stride < share.run) broken("its runs overlap");
         shard.entries.emplace(entry.at("name").text(),
-                              Shard::Entry{entry.at("first").integer(0), count, offset});
+                              Shard::Entry{share, whole("begin"), count, offset});
         end = std::max(end, offset + std::size_t(count) * element);
     }
     if (shard.data_at + end + sizeof(std::uint64_t) != size)
@@ -150,10 +162,56 @@ void check_sum(const Shard& shard) {
                          "a whole shard of a checkpoint: its content does not fit its check sum");
 }
 
+/// For every stretch of elements that both spans of shares hold: where it begins in each span's
+/// share, and its length.
+template <class Visit>
+void for_each_overlap(const Share& a, Span of_a, const Share& b, Span of_b, Visit visit) {
+    const auto run_at = [](const Share& share, std::int64_t i, std::int64_t end) {
+        return share.run > 0 ? std::min(end, (i / share.run + 1) * share.run) : end;
+    };
+    for (std::int64_t i = of_a.first; i < of_a.end;) {
+        const std::int64_t next = run_at(a, i, of_a.end), low = a.whole_index(i),
+                           high = low + next - i;
+        // The first run of b that could reach `low`.
+        std::int64_t j = of_b.first;
+        if (b.run > 0) j = std::max(j, (low - b.first) / b.stride * b.run);
+        while (j < of_b.end) {
+            const std::int64_t stop = run_at(b, j, of_b.end), begin = b.whole_index(j),
+                               end = begin + stop - j;
+            if (begin >= high) break;
+            const std::int64_t from = std::max(low, begin), to = std::min(high, end);
+            if (from < to) visit(i + from - low, j + from - begin, to - from);
+            j = stop;
+        }
+        i = next;
+    }
+}
+
+/// A piece's numbers, as doubles (exact from f32 and f64).
+std::vector<double> read_piece(const Shard& shard, const std::string& name,
+                               const Shard::Entry& entry) {
+    const std::size_t element = std::size_t(size_of(shard.format).value),
+                      count = std::size_t(entry.count);
+    std::vector<char> raw(count * element);
+    std::ifstream in(shard.file, std::ios::binary);
+    in.seekg(std::streamoff(shard.data_at + entry.offset));
+    in.read(raw.data(), std::streamsize(raw.size()));
+    if (!in) throw InputError(shard.file.string(), name, "", "numbers up to the file's end");
+    std::vector<double> out(count);
+    if (shard.format == NumberFormat::f64) {
+        std::memcpy(out.data(), raw.data(), raw.size());
+        return out;
+    }
+    std::vector<float> narrow(count);
+    std::memcpy(narrow.data(), raw.data(), raw.size());
+    std::copy(narrow.begin(), narrow.end(), out.begin());
+    return out;
+}
+
 }  // namespace
 
 void save_checkpoint(const fs::path& folder, const CheckpointState& state, Runtime& rt,
-                     Transformer& model, const Communicator& world, bool writes_experts) {
+                     Transformer& model, const RankGroups& groups, const Communicator& world) {
     const fs::path target = folder / step_name(state.step),
                    pending = folder / ("." + step_name(state.step) + ".writing");
     std::string fault;
@@ -169,21 +227,25 @@ void save_checkpoint(const fs::path& folder, const CheckpointState& state, Runti
                          "a folder to write checkpoints in" + (fault.empty() ? "" : ": " + fault));
     std::vector<Piece> pieces;
     for (const Parameter* parameter : model.parameters().all()) {
-        if (parameter->held == Held::by_all ? world.rank() != 0 : !writes_experts) continue;
-        pieces.push_back({parameter->name, parameter->first, parameter->count(),
-                          bytes_of(rt, parameter->full())});
-        pieces.push_back({parameter->name + "/m", parameter->first, parameter->count(),
-                          bytes_of(rt, parameter->m)});
-        pieces.push_back({parameter->name + "/v", parameter->first, parameter->count(),
-                          bytes_of(rt, parameter->v)});
+        const bool first = holders(groups, parameter->held).rank() == 0;
+        if (!parameter->counted || (!model.parameters().is_sharded() && !first)) continue;
+        const Span span = parameter->updated;
+        if (span.count() == 0) continue;
+        const auto add = [&](const char* part, const Tensor& tensor, std::int64_t from) {
+            pieces.push_back({parameter->name + part, parameter->share, span.first, span.count(),
+                              bytes_of(rt, tensor, from, span.count())});
+        };
+        add("", parameter->full(), span.first);
+        add("/m", parameter->m, 0);
+        add("/v", parameter->v, 0);
     }
-    if (world.rank() == 0) {
-        int index = 0;
+    if (groups.stage.rank() == 0) {
+        int index = model.first_moe_layer();
         for (MoeLayer* layer : model.moe_layers()) {
             const std::string name = "selection_bias." + std::to_string(index++);
-            if (layer->selection_bias())
-                pieces.push_back({name, 0, layer->selection_bias().count(),
-                                  bytes_of(rt, layer->selection_bias())});
+            const Tensor& bias = layer->selection_bias();
+            if (bias)
+                pieces.push_back({name, {}, 0, bias.count(), bytes_of(rt, bias, 0, bias.count())});
         }
     }
     try {
@@ -200,6 +262,7 @@ void save_checkpoint(const fs::path& folder, const CheckpointState& state, Runti
             out["seed"] = state.seed;
             out["data_digest"] = state.data_digest;
             out["model"] = state.model;
+            out["layout"] = state.layout;
             write_whole(pending / "state.json", to_file_text(out));
             fs::remove_all(target, error);
             fs::rename(pending, target, error);
@@ -251,54 +314,47 @@ void load_checkpoint(const fs::path& checkpoint, Runtime& rt, Transformer& model
     std::sort(shards.begin(), shards.end(),
               [](const Shard& a, const Shard& b) { return a.file < b.file; });
     for (const Shard& shard : shards) check_sum(shard);
-    const auto read = [&](const std::string& name, std::int64_t first, const Tensor& tensor) {
-        const std::int64_t last = first + tensor.count();
-        std::vector<double> values(std::size_t(tensor.count()), 0);
+    const auto read = [&](const std::string& name, const Share& share, Span span,
+                          const Tensor& tensor) {
+        if (span.count() == 0) return;
+        std::vector<double> values(std::size_t(span.count()), 0);
+        const std::int64_t low = share.whole_index(span.first),
+                           high = share.whole_index(span.end - 1);
         std::int64_t filled = 0;
         for (const Shard& shard : shards) {
             const auto [begin, end] = shard.entries.equal_range(name);
             for (auto it = begin; it != end; ++it) {
-                const std::int64_t from = std::max(first, it->second.first),
-                                   to = std::min(last, it->second.first + it->second.count);
-                if (from >= to) continue;
-                const std::size_t element = std::size_t(size_of(shard.format).value);
-                std::vector<char> raw(std::size_t(to - from) * element);
-                std::ifstream in(shard.file, std::ios::binary);
-                in.seekg(std::streamoff(shard.data_at + it->second.offset +
-                                        std::size_t(from - it->second.first) * element));
-                in.read(raw.data(), std::streamsize(raw.size()));
-                if (!in)
-                    throw InputError(shard.file.string(), name, "", "numbers up to the file's end");
-                for (std::int64_t i = from; i < to; ++i) {
-                    const char* at = raw.data() + std::size_t(i - from) * element;
-                    float narrow;
-                    double wide;
-                    if (shard.format == NumberFormat::f32) {
-                        std::memcpy(&narrow, at, sizeof narrow);
-                        wide = narrow;
-                    } else {
-                        std::memcpy(&wide, at, sizeof wide);
-                    }
-                    values[std::size_t(i - first)] = wide;
-                }
-                filled += to - from;
+                const Shard::Entry& entry = it->second;
+                const Span stored{entry.begin, entry.begin + entry.count};
+                if (entry.count == 0 || entry.share.whole_index(stored.first) > high ||
+                    entry.share.whole_index(stored.end - 1) < low)
+                    continue;
+                const std::vector<double> piece = read_piece(shard, name, entry);
+                for_each_overlap(share, span, entry.share, stored,
+                                 [&](std::int64_t to, std::int64_t from, std::int64_t count) {
+                                     std::copy_n(piece.begin() + (from - stored.first), count,
+                                                 values.begin() + (to - span.first));
+                                     filled += count;
+                                 });
             }
         }
-        if (filled != tensor.count())
+        if (filled != span.count())
             throw InputError(checkpoint.string(), name, std::to_string(filled) + " numbers",
-                             std::to_string(tensor.count()) + ", as the model's shape asks");
+                             std::to_string(span.count()) + ", as the model's shape asks");
         rt.upload(tensor.data(), values, tensor.format());
     };
     for (Parameter* parameter : model.parameters().all()) {
-        read(parameter->name, parameter->first, parameter->full());
+        const Share& share = parameter->share;
+        read(parameter->name, share, {0, parameter->count()}, parameter->full());
         if (parameter->master) rt.convert(parameter->master, parameter->value);
-        read(parameter->name + "/m", parameter->first, parameter->m);
-        read(parameter->name + "/v", parameter->first, parameter->v);
+        read(parameter->name + "/m", share, parameter->updated, parameter->m);
+        read(parameter->name + "/v", share, parameter->updated, parameter->v);
     }
-    int index = 0;
+    int index = model.first_moe_layer();
     for (MoeLayer* layer : model.moe_layers()) {
         if (layer->selection_bias())
-            read("selection_bias." + std::to_string(index), 0, layer->selection_bias());
+            read("selection_bias." + std::to_string(index), {},
+                 {0, layer->selection_bias().count()}, layer->selection_bias());
         ++index;
     }
 }

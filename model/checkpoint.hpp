@@ -1,7 +1,7 @@
 #pragma once
 /// The state of a training run in a folder: DIR/step-000120/{state.json, shard-R.bin}. A checkpoint
-/// appears whole or not at all (it is written beside and renamed), and loads into any
-/// expert-parallel size: an expert's numbers are found by their place in the whole model's tensor.
+/// appears whole or not at all (it is written beside and renamed), and loads into any layout: a
+/// number is found by its parameter's name and its place in the whole model's tensor.
 
 #include <cstdint>
 #include <filesystem>
@@ -19,14 +19,16 @@ struct CheckpointState {
     std::int64_t step = 0;  ///< steps done
     std::uint64_t seed = 0;
     Json model;               ///< its spec
+    Json layout;              ///< of the run that wrote it; for people
     std::string data_digest;  ///< of what it was trained on; data position and draws follow from
                               ///< step and seed
 };
 
-/// Collective. @param writes_experts  one rank of each expert-data group
+/// Collective: every element is written once, by the first of its holders or by the one that has
+/// its moments.
 /// @throws InputError if the folder cannot be written
 void save_checkpoint(const std::filesystem::path& folder, const CheckpointState&, Runtime&,
-                     Transformer&, const Communicator& world, bool writes_experts);
+                     Transformer&, const RankGroups&, const Communicator& world);
 
 /// The newest whole checkpoint under the folder (or the folder itself if it is one).
 std::optional<std::filesystem::path> latest_checkpoint(const std::filesystem::path& folder);

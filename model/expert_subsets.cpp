@@ -166,9 +166,8 @@ SubsetLosses evaluate_subsets(const TrainOptions& options, const std::filesystem
         throw InputError("--evaluate", "", checkpoint.string(),
                          "a folder with a checkpoint in it (step-*/state.json)");
     Runtime rt(backend_for(options.device, options.device_ordinal), options.format);
-    const Communicator alone;
-    ExpertGroup group{&alone, &alone};
-    Transformer model(rt, with_gates(options.model, options.renormalise_gates), group,
+    RankGroups alone;
+    Transformer model(rt, with_gates(options.model, options.renormalise_gates), alone,
                       options.seed);
     load_checkpoint(*newest, rt, model);
     const auto layers = model.moe_layers();

@@ -8,6 +8,7 @@
 #include "model/frameworks.hpp"
 #include "model/op_counts.hpp"
 #include "model/stage_layers.hpp"
+#include "model/trainer_memory.hpp"
 
 namespace moeplan {
 namespace {
@@ -192,6 +193,8 @@ std::vector<std::vector<int>> passes_in_flight(const ParallelLayout& layout,
 std::vector<StageMemory> memory_by_stage(const ModelSpec& model, const ParallelLayout& layout,
                                          const StepSchedule& schedule, double hot_rank_load) {
     const FrameworkRules& rules = framework_rules(schedule.software.framework);
+    if (rules.name == "moeplan")
+        return trainer_memory_by_stage(model, layout, schedule, hot_rank_load);
     const int pp = layout.pipeline_parallel_size;
     const double tp = layout.tensor_parallel_size, d = model.hidden_size;
     const bool fp32 = schedule.precision == Precision::fp32;

@@ -31,30 +31,18 @@ double learning_rate_at(const OptimizerOptions& options, int step, int steps) {
     return peak;
 }
 
-double gradient_norm(Runtime& rt, const ParameterSet& parameters,
-                     const Communicator& expert_group) {
-    Tensor sums(rt.memory, 2, NumberFormat::f64);
-    rt.zero(sums);
-    for (const Parameter* parameter : parameters.all()) {
-        double* sum = static_cast<double*>(sums.data()) + (parameter->held == Held::by_all ? 0 : 1);
-        rt.run(rt.kernels.gradient_norm,
-               GradientNorm{parameter->gradient.data(), sum, parameter->count(), rt.stat},
-               "gradient_norm");
-    }
-    const std::vector<double> host = rt.download(sums.data(), 2, NumberFormat::f64);
-    return std::sqrt(host[0] + expert_group.all_reduce_sum(host[1]));
-}
-
 void update(Runtime& rt, const ParameterSet& parameters, const OptimizerOptions& options,
             double learning_rate, std::int64_t step, double gradient_scale) {
     for (Parameter* parameter : parameters.all()) {
+        const Span span = parameter->updated;
+        if (span.count() == 0) continue;
         AdamW call;
-        call.weight = parameter->value.data();
-        call.master = parameter->master.data();
+        call.weight = at(parameter->value.data(), span.first, parameter->value.format());
+        if (parameter->master) call.master = at(parameter->master.data(), span.first, rt.stat);
         call.m = parameter->m.data();
         call.v = parameter->v.data();
-        call.gradient = parameter->gradient.data();
-        call.count = parameter->count();
+        call.gradient = at(parameter->gradient.data(), span.first, rt.stat);
+        call.count = span.count();
         call.step = step;
         call.learning_rate = learning_rate;
         call.beta1 = options.beta1;

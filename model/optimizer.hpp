@@ -4,7 +4,6 @@
 #include <cstdint>
 
 #include "core/enum_names.hpp"
-#include "kernels/communicator.hpp"
 #include "model/layers/parameters.hpp"
 
 namespace moeplan {
@@ -32,10 +31,7 @@ struct OptimizerOptions {
 /// Of step 0 … steps − 1.
 double learning_rate_at(const OptimizerOptions&, int step, int steps);
 
-/// √Σ g² over all parameters of the whole model (an expert counts once, wherever it is held).
-double gradient_norm(Runtime&, const ParameterSet&, const Communicator& expert_group);
-
-/// One step of AdamW on every parameter. @param step  counts from 1
+/// One step of AdamW on the elements `updated` of every parameter. @param step  counts from 1
 void update(Runtime&, const ParameterSet&, const OptimizerOptions&, double learning_rate,
             std::int64_t step, double gradient_scale);
 

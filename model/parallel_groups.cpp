@@ -3,7 +3,6 @@
 /// pipeline stage is the outermost index of both.
 #include <algorithm>
 #include <cassert>
-#include <nlohmann/json.hpp>
 
 #include "model/parallel_layout.hpp"
 
@@ -102,28 +101,6 @@ int group_size(const ParallelLayout& layout, GroupKind kind) {
             return expert_data_parallel_size(layout);
     }
     return 1;
-}
-
-ParallelLayout layout_from_json(const JsonReader& json) {
-    constexpr int kMost = 1 << 20;
-    json.refuse_unknown({"tp", "cp", "pp", "dp", "ep", "etp"});
-    return {.tensor_parallel_size = json.count_or("tp", 1, 1, kMost),
-            .context_parallel_size = json.count_or("cp", 1, 1, kMost),
-            .pipeline_parallel_size = json.count_or("pp", 1, 1, kMost),
-            .data_parallel_size = json.count_or("dp", 1, 1, kMost),
-            .expert_parallel_size = json.count_or("ep", 1, 1, kMost),
-            .expert_tensor_parallel_size = json.count_or("etp", 1, 1, kMost)};
-}
-
-Json to_json(const ParallelLayout& layout) {
-    Json out = Json::object();
-    out["tp"] = layout.tensor_parallel_size;
-    out["cp"] = layout.context_parallel_size;
-    out["pp"] = layout.pipeline_parallel_size;
-    out["dp"] = layout.data_parallel_size;
-    out["ep"] = layout.expert_parallel_size;
-    out["etp"] = layout.expert_tensor_parallel_size;
-    return out;
 }
 
 }  // namespace moeplan

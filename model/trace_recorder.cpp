@@ -28,27 +28,30 @@ void get(const char*& from, std::vector<T>& values) {
 }  // namespace
 
 TraceRecorder::TraceRecorder(const std::filesystem::path& file, const TraceHeader& header,
-                             const Communicator& world, bool gates)
-    : world_(world), gates_(gates), header_(header) {
+                             const Communicator& world, const RankPlace& place, bool gates)
+    : world_(world), place_(place), gates_(gates), header_(header) {
     if (world.rank() == 0) writer_ = std::make_unique<TraceWriter>(file, header);
     mine_.expert_ids.resize(std::size_t(header.num_moe_layers));
     mine_.gate_weights.resize(std::size_t(header.num_moe_layers));
     mine_.pool_size.resize(std::size_t(header.num_moe_layers));
 }
 
-void TraceRecorder::add(int micro_batch, const TokenBatch& batch, std::vector<MoeChoices> choices) {
+void TraceRecorder::add(int micro_batch, const TokenBatch& batch, std::vector<MoeChoices> choices,
+                        int first_layer) {
     const auto append = [](auto& to, const auto& from) {
         to.insert(to.end(), from.begin(), from.end());
     };
-    for (std::size_t layer = 0; layer < choices.size(); ++layer) {
-        append(mine_.expert_ids[layer], choices[layer].expert_ids);
-        if (gates_) append(mine_.gate_weights[layer], choices[layer].gates);
-        append(mine_.pool_size[layer], choices[layer].pool_sizes);
+    for (std::size_t i = 0; i < choices.size(); ++i) {
+        const std::size_t layer = i + std::size_t(first_layer);
+        append(mine_.expert_ids[layer], choices[i].expert_ids);
+        if (gates_) append(mine_.gate_weights[layer], choices[i].gates);
+        append(mine_.pool_size[layer], choices[i].pool_sizes);
     }
+    if (place_.stage > 0) return;  // the tokens are the same in every stage
     append(mine_.document_ids, batch.documents);
     append(mine_.domain_ids, batch.domains);
     mine_.token_rank.insert(mine_.token_rank.end(), batch.tokens.size(),
-                            std::uint16_t(world_.rank()));
+                            std::uint16_t(place_.data));
     mine_.token_micro_batch.insert(mine_.token_micro_batch.end(), batch.tokens.size(),
                                    std::uint16_t(micro_batch));
 }

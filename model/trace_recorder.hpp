@@ -17,16 +17,20 @@ class TraceRecorder {
   public:
     /// @param header  as the trace will say; rank 0 opens the file @throws InputError
     TraceRecorder(const std::filesystem::path& file, const TraceHeader& header,
-                  const Communicator& world, bool gates);
+                  const Communicator& world, const RankPlace& place, bool gates);
 
-    /// One micro-batch of this rank. @param choices  [MoE layers]
-    void add(int micro_batch, const TokenBatch& batch, std::vector<MoeChoices> choices);
+    /// One micro-batch, by one of the ranks that see its tokens.
+    /// @param choices      [MoE layers of our stage]
+    /// @param first_layer  of all MoE layers, our first
+    void add(int micro_batch, const TokenBatch& batch, std::vector<MoeChoices> choices,
+             int first_layer);
     /// Collective: the step goes to the file.
     void end_step(int step, double loss);
     void finish();
 
   private:
     const Communicator& world_;
+    RankPlace place_;
     bool gates_;
     std::unique_ptr<TraceWriter> writer_;  ///< rank 0
     TraceHeader header_;

@@ -1,5 +1,6 @@
 #pragma once
-/// A real training run: alone, or on the ranks of a communicator with data and expert parallelism.
+/// A real training run: alone, or on the ranks of a communicator, with data, expert, tensor and
+/// pipeline parallelism.
 
 #include <cstdint>
 #include <filesystem>
@@ -22,8 +23,9 @@ namespace moeplan {
 
 struct TrainOptions {
     ModelSpec model;
-    ParallelLayout layout;  ///< dp and ep; the other sizes are 1. dp = ranks
-    StepSchedule schedule;  ///< sequence_length, micro_batch_size, num_micro_batches are read
+    ParallelLayout layout;  ///< tp · pp · dp ranks; no context parallelism
+    StepSchedule schedule = {.sharding = Sharding::none};  ///< lengths and batch sizes, the
+                                                           ///< pipeline and its stages, zero1
     OptimizerOptions optimizer;
     std::shared_ptr<const PackedTokens>
         data;  ///< the same on every rank; its sequence length is the schedule's
@@ -55,9 +57,11 @@ struct TrainOptions {
 struct StepTimes {
     Seconds total, forward, backward;  ///< without the exchanges inside them
     Seconds dispatch, combine;         ///< rows to experts and back, forward and backward together
-    Seconds gradients;                 ///< all-reduce of gradients
-    Seconds optimizer;                 ///< norm, clipping, AdamW
-    Seconds other;                     ///< reading text, losses, recording
+    Seconds tensor;                    ///< sums over tensor parallel ranks
+    Seconds pipeline;   ///< exchanges with the neighbouring stages: mostly waiting (the bubble)
+    Seconds gradients;  ///< sums of gradients; the global balance loss's counts; zero1's gathering
+    Seconds optimizer;  ///< norm, clipping, AdamW
+    Seconds other;      ///< reading text, losses, recording
 };
 
 struct StepRecord {
@@ -86,6 +90,8 @@ struct TrainResult {
     std::int64_t parameters = 0;  ///< of the whole model
     std::vector<Bytes>
         peak_memory;  ///< [world_size] most bytes of tensors in use, by our allocator
+    std::vector<Bytes> modelled_memory;  ///< [world_size] what `memory_by_stage` says of them, at
+                                         ///< the expert loads of the run
     std::vector<Seconds>
         busy_by_rank;  ///< [world_size] mean of a step: forward + backward + optimizer
     std::optional<double> held_out_loss;

@@ -65,6 +65,9 @@ StepReport report_of(const TrainResult& result, const std::vector<StepRecord>& s
     parts.compute = part([](const StepTimes& t) { return t.forward + t.backward; });
     parts.dispatch = part([](const StepTimes& t) { return t.dispatch; });
     parts.combine = part([](const StepTimes& t) { return t.combine; });
+    parts.tensor_comm = part([](const StepTimes& t) { return t.tensor; });
+    // A stage mostly waits for its neighbours: what the exchange itself takes is not told apart.
+    parts.bubble = part([](const StepTimes& t) { return t.pipeline; });
     parts.data_comm = part([](const StepTimes& t) { return t.gradients; });
     parts.optimizer = part([](const StepTimes& t) { return t.optimizer; });
     // Medians of parts need not add up to the median of the sum: the remainder is the host's.

@@ -15,8 +15,36 @@ void say(std::vector<std::string>& list, const std::string& what, long long from
     if (from != to) list.push_back(what + " " + std::to_string(from) + " → " + std::to_string(to));
 }
 
+/// What the plan splits, on `ranks`: experts first, then layers, then tensors, a factor each while
+/// there are ranks; the rest is data parallel. Layers and heads of the shrunk model must divide.
+ParallelLayout small_layout(const ParallelLayout& planned, int ranks, int experts, int layers,
+                            int heads) {
+    ParallelLayout out;
+    int left = ranks;
+    const auto least_factor = [](int value) {
+        for (int f = 2; f * f <= value; ++f)
+            if (value % f == 0) return f;
+        return value;
+    };
+    const auto take = [&](bool wanted, int most, int& size) {
+        const int factor = least_factor(left);
+        if (!wanted || left == 1 || most % factor != 0) return;
+        size = factor;
+        left /= factor;
+    };
+    int for_experts = 1;
+    take(planned.expert_parallel_size > 1, experts, for_experts);
+    take(planned.pipeline_parallel_size > 1, layers, out.pipeline_parallel_size);
+    take(planned.tensor_parallel_size > 1, heads, out.tensor_parallel_size);
+    out.data_parallel_size = for_experts * left;
+    const int in_stage = out.tensor_parallel_size * out.data_parallel_size;
+    if (planned.expert_parallel_size > 1) out.expert_parallel_size = std::gcd(experts, in_stage);
+    return out;
+}
+
 /// Attention of the same kind as near as the trainer has it, in `hidden_size`.
-GroupedQueryAttention narrow(const Attention& attention, int hidden_size) {
+/// @param tp  ranks over which key-value heads are split
+GroupedQueryAttention narrow(const Attention& attention, int hidden_size, int tp) {
     constexpr int kHeadSize = 32;
     GroupedQueryAttention out;
     out.head_size = std::min(kHeadSize, hidden_size);
@@ -28,6 +56,7 @@ GroupedQueryAttention narrow(const Attention& attention, int hidden_size) {
         // The ratio of query to key heads, as far as the few heads that are left can have it.
         out.num_kv_heads = out.num_attention_heads / std::gcd(out.num_attention_heads, share);
     }
+    if (out.num_kv_heads % tp != 0) out.num_kv_heads = out.num_attention_heads;
     return out;
 }
 
@@ -74,11 +103,16 @@ Shrunk shrink(const StepCase& planned, const Here& here) {
     }
     say(out.changes, "layers", before, static_cast<long long>(layers.size()));
 
-    const int ep0 = planned.layout.expert_parallel_size;
-    int ep = 1;
+    const int ep0 = planned.layout.expert_parallel_size,
+              experts_left =
+                  moe ? std::min(moe->num_experts, std::max(here.most_experts, moe->top_k)) : 1;
+    step.layout = small_layout(planned.layout, ranks, experts_left, static_cast<int>(layers.size()),
+                               std::max(1, d / std::min(32, d)));
+    const int ep = step.layout.expert_parallel_size, tp = step.layout.tensor_parallel_size,
+              pp = step.layout.pipeline_parallel_size;
     int experts_before = 0, experts_after = 0, width_before = 0, width_after = 0;
     for (LayerSpec& layer : layers) {
-        layer.attention = narrow(layer.attention, d);
+        layer.attention = narrow(layer.attention, d, tp);
         layer.window.reset();
         if (auto* dense = std::get_if<DenseFeedForward>(&layer.feed_forward)) {
             dense->dense_hidden_size = to_multiple(dense->dense_hidden_size * narrower, 8);
@@ -106,33 +140,28 @@ Shrunk shrink(const StepCase& planned, const Here& here) {
         }
         experts_after = experts.num_experts;
         width_after = experts.expert_hidden_size;
-        if (ep0 > 1) ep = std::gcd(experts.num_experts, ranks);
     }
     step.model.layers = std::move(layers);
     say(out.changes, "num_experts", experts_before, experts_after);
     say(out.changes, "expert_hidden_size", width_before, width_after);
     step.model.num_mtp_layers = 0;
     say(out.changes, "num_mtp_layers", planned.model.num_mtp_layers, 0);
-    step.model.vocab_size = std::min(planned.model.vocab_size, here.largest_vocabulary);
+    step.model.vocab_size = std::min(planned.model.vocab_size, here.largest_vocabulary) / tp * tp;
     say(out.changes, "vocab_size", planned.model.vocab_size, step.model.vocab_size);
     step.model.name = planned.model.name + " (shrunk)";
 
-    // Layout: experts and data stay parallel; the trainer splits nothing else.
-    step.layout = {.tensor_parallel_size = 1,
-                   .context_parallel_size = 1,
-                   .pipeline_parallel_size = 1,
-                   .data_parallel_size = ranks,
-                   .expert_parallel_size = ep,
-                   .expert_tensor_parallel_size = 1};
     say(out.changes, "GPUs → ranks", world_size(planned.layout), ranks);
     say(out.changes, "ep", ep0, ep);
-    say(out.changes, "dp", planned.layout.data_parallel_size, ranks);
+    say(out.changes, "dp", planned.layout.data_parallel_size, step.layout.data_parallel_size);
+    say(out.changes, "tp", planned.layout.tensor_parallel_size, tp);
+    say(out.changes, "pp", planned.layout.pipeline_parallel_size, pp);
 
     StepSchedule& schedule = step.schedule;
     const StepSchedule& planned_schedule = planned.schedule;
     schedule.sequence_length = std::min(planned_schedule.sequence_length, here.longest_sequence);
     schedule.num_micro_batches =
         std::min(planned_schedule.num_micro_batches, here.most_micro_batches);
+    if (pp > 1) schedule.num_micro_batches = std::max(schedule.num_micro_batches, 2 * pp);
     schedule.virtual_pipeline_size = 1;
     schedule.precision = here.precision;
     schedule.main_gradients = NumberFormat::f32;
@@ -164,16 +193,20 @@ Shrunk shrink(const StepCase& planned, const Here& here) {
         out.checked.push_back("the cost of splitting tokens into " + std::to_string(heads) +
                               " sub-tokens, head and merge layers included");
     if (ep > 1) out.checked.push_back("dispatch and combine over " + std::to_string(ep) + " ranks");
-    if (ranks > 1)
-        out.checked.push_back("gradient reduction over " + std::to_string(ranks) + " ranks");
+    if (step.layout.data_parallel_size > 1)
+        out.checked.push_back("gradient reduction over " +
+                              std::to_string(step.layout.data_parallel_size) + " ranks");
+    if (tp > 1) out.checked.push_back("tensor parallel sums over " + std::to_string(tp) + " ranks");
+    if (pp > 1)
+        out.checked.push_back("a pipeline of " + std::to_string(pp) + " stages and its bubble");
 
     out.unchecked = {"kernel times of " + planned.cluster.gpu.name,
                      "links and contention of " + planned.cluster.name};
     const auto lost = [&](bool had, const std::string& what) {
         if (had) out.unchecked.push_back(what);
     };
-    lost(planned.layout.tensor_parallel_size > 1, "tensor parallelism");
-    lost(planned.layout.pipeline_parallel_size > 1, "the pipeline and its bubble");
+    lost(planned.layout.tensor_parallel_size > 1 && tp == 1, "tensor parallelism");
+    lost(planned.layout.pipeline_parallel_size > 1 && pp == 1, "the pipeline and its bubble");
     lost(planned.layout.context_parallel_size > 1, "context parallelism");
     lost(planned.layout.expert_tensor_parallel_size > 1, "expert tensor parallelism");
     lost(planned_schedule.sharding != Sharding::none, "the sharded optimizer");

@@ -16,8 +16,9 @@ namespace {
 }  // namespace
 
 Json to_json(const ModelSpec& model) { return model.name; }
+Json to_json(const ParallelLayout& layout) { return layout.data_parallel_size; }   // for the state of checkpoints alone
 
-void save_checkpoint(const std::filesystem::path&, const CheckpointState&, Runtime&, Transformer&, const Communicator&, bool) {
+void save_checkpoint(const std::filesystem::path&, const CheckpointState&, Runtime&, Transformer&, const RankGroups&, const Communicator&) {
     only_in_the_full_build("a checkpoint");
 }
 std::optional<std::filesystem::path> latest_checkpoint(const std::filesystem::path&) { only_in_the_full_build("a checkpoint"); }
@@ -26,10 +27,10 @@ void load_checkpoint(const std::filesystem::path&, Runtime&, Transformer&) { onl
 
 struct TraceWriter::File {};
 TraceWriter::~TraceWriter() = default;
-TraceRecorder::TraceRecorder(const std::filesystem::path&, const TraceHeader&, const Communicator& world, bool) : world_(world), gates_(false) {
+TraceRecorder::TraceRecorder(const std::filesystem::path&, const TraceHeader&, const Communicator& world, const RankPlace& place, bool) : world_(world), place_(place), gates_(false) {
     only_in_the_full_build("recording routing");
 }
-void TraceRecorder::add(int, const TokenBatch&, std::vector<MoeChoices>) {}
+void TraceRecorder::add(int, const TokenBatch&, std::vector<MoeChoices>, int) {}
 void TraceRecorder::end_step(int, double) {}
 void TraceRecorder::finish() {}
 

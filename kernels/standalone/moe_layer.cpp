@@ -21,8 +21,7 @@ class TimedLayer {
 
   private:
     Runtime rt_;
-    Communicator alone_;
-    ExpertGroup group_;
+    RankGroups alone_;
     ParameterSet parameters_;
     std::unique_ptr<MoeLayer> layer_;
     MicroBatch batch_;
@@ -31,7 +30,6 @@ class TimedLayer {
 };
 
 TimedLayer::TimedLayer(const Backend& device, NumberFormat format, const LayerShape& shape) : rt_(device, format), parameters_(rt_) {
-    group_.experts = group_.world = &alone_;
     MoeFeedForward moe;
     moe.num_experts = int(shape.experts);
     moe.top_k = int(shape.top_k);
@@ -44,7 +42,7 @@ TimedLayer::TimedLayer(const Backend& device, NumberFormat format, const LayerSh
     model.hidden_size = int(shape.hidden);
     model.layers.resize(1);
     model.layers[0].feed_forward = moe;
-    layer_ = std::make_unique<MoeLayer>(rt_, parameters_, "moe", model, moe, group_, 0, Seed{1});
+    layer_ = std::make_unique<MoeLayer>(rt_, parameters_, "moe", model, moe, alone_, 0, Seed{1});
     batch_.num_sequences = 1;
     batch_.sequence_length = shape.tokens;
     batch_.document_begin = {0, std::int32_t(shape.tokens)};

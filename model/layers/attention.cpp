@@ -7,8 +7,8 @@
 namespace moeplan {
 
 SelfAttention::SelfAttention(Runtime& rt, ParameterSet& parameters, const std::string& name,
-                             const ModelSpec& model, const LayerSpec& layer)
-    : rt_(rt), hidden_(model.hidden_size), theta_(model.rope_theta) {
+                             const ModelSpec& model, const LayerSpec& layer, RankGroups& groups)
+    : rt_(rt), groups_(groups), hidden_(model.hidden_size), theta_(model.rope_theta) {
     const auto* spec = std::get_if<GroupedQueryAttention>(&layer.attention);
     if (!spec)
         throw InputError(model.name, "attention", "latent",
@@ -16,12 +16,18 @@ SelfAttention::SelfAttention(Runtime& rt, ParameterSet& parameters, const std::s
     if (spec->sinks)
         throw InputError(model.name, "attention/sinks", "true",
                          "false: training has no attention sinks yet");
-    heads_ = spec->num_attention_heads;
-    kv_heads_ = spec->num_kv_heads;
+    const std::int64_t all_heads = spec->num_attention_heads, all_kv_heads = spec->num_kv_heads,
+                       parts = groups.tensor.size(), part = groups.tensor.rank();
     size_ = spec->head_size;
-    if (heads_ < 1 || kv_heads_ < 1 || heads_ % kv_heads_ != 0)
-        throw InputError(model.name, "attention/num_kv_heads", std::to_string(kv_heads_),
-                         "a divisor of num_attention_heads (" + std::to_string(heads_) + ")");
+    if (all_heads < 1 || all_kv_heads < 1 || all_heads % all_kv_heads != 0)
+        throw InputError(model.name, "attention/num_kv_heads", std::to_string(all_kv_heads),
+                         "a divisor of num_attention_heads (" + std::to_string(all_heads) + ")");
+    if (all_kv_heads % parts != 0)
+        throw InputError(model.name, "attention/num_kv_heads", std::to_string(all_kv_heads),
+                         "a multiple of --tp (" + std::to_string(parts) +
+                             "): a tensor parallel rank trains whole key-value heads");
+    heads_ = all_heads / parts;
+    kv_heads_ = all_kv_heads / parts;
     if (size_ < 2 || size_ % 2 != 0)
         throw InputError(model.name, "attention/head_size", std::to_string(size_),
                          "an even number: rotary positions turn pairs");
@@ -30,23 +36,37 @@ SelfAttention::SelfAttention(Runtime& rt, ParameterSet& parameters, const std::s
     const double in = 1 / std::sqrt(double(hidden_));
     // Output projections begin smaller, by the number of additions to the residual stream (GPT-2).
     const double out =
-        1 / std::sqrt(double(heads_ * size_)) / std::sqrt(2.0 * double(model.layers.size()));
-    q_ = &parameters.make(name + ".q", {heads_ * size_, hidden_}, in);
-    k_ = &parameters.make(name + ".k", {kv_heads_ * size_, hidden_}, in);
-    v_ = &parameters.make(name + ".v", {kv_heads_ * size_, hidden_}, in);
-    out_ = &parameters.make(name + ".out", {hidden_, heads_ * size_}, out);
-    const auto vector = [&](const char* part, std::int64_t width, double mean) {
-        return &parameters.make(name + part, {width}, 0, mean, Held::by_all, 0, false);
+        1 / std::sqrt(double(all_heads * size_)) / std::sqrt(2.0 * double(model.layers.size()));
+    const Held split = parts > 1 ? Held::by_tensor_rank : Held::by_all;
+    const auto by_rows = [&](const char* which, std::int64_t rows) {
+        return &parameters.make(name + which, {rows, hidden_}, in, 0, split, part * rows * hidden_);
+    };
+    q_ = by_rows(".q", heads_ * size_);
+    k_ = by_rows(".k", kv_heads_ * size_);
+    v_ = by_rows(".v", kv_heads_ * size_);
+    out_ = &parameters.make(
+        name + ".out", {hidden_, heads_ * size_}, out, 0, split,
+        Share(part * heads_ * size_, heads_ * size_, all_heads * size_));  // columns
+    const auto vector = [&](const char* which, std::int64_t width, double mean,
+                            Held held = Held::by_all, std::int64_t first = 0) {
+        return &parameters.make(name + which, {width}, 0, mean, held, first, false);
     };
     if (spec->bias) {
-        q_bias_ = vector(".q_bias", heads_ * size_, 0);
-        k_bias_ = vector(".k_bias", kv_heads_ * size_, 0);
-        v_bias_ = vector(".v_bias", kv_heads_ * size_, 0);
+        q_bias_ = vector(".q_bias", heads_ * size_, 0, split, part * heads_ * size_);
+        k_bias_ = vector(".k_bias", kv_heads_ * size_, 0, split, part * kv_heads_ * size_);
+        v_bias_ = vector(".v_bias", kv_heads_ * size_, 0, split, part * kv_heads_ * size_);
     }
     if (spec->output_bias) out_bias_ = vector(".out_bias", hidden_, 0);
-    if (spec->qk_norm) {
-        q_norm_ = vector(".q_norm", qk_norm_full_ ? heads_ * size_ : size_, 1);
-        k_norm_ = vector(".k_norm", qk_norm_full_ ? kv_heads_ * size_ : size_, 1);
+    if (qk_norm_full_ && parts > 1)
+        throw InputError(model.name, "attention/qk_norm_full", "true",
+                         "false with --tp " + std::to_string(parts) +
+                             ": this norm is taken over all heads at once");
+    if (spec->qk_norm && !qk_norm_full_) {  // one vector for all heads: its gradient is by heads
+        q_norm_ = vector(".q_norm", size_, 1, Held::by_all_in_parts);
+        k_norm_ = vector(".k_norm", size_, 1, Held::by_all_in_parts);
+    } else if (spec->qk_norm) {
+        q_norm_ = vector(".q_norm", heads_ * size_, 1);
+        k_norm_ = vector(".k_norm", kv_heads_ * size_, 1);
     }
 }
 
@@ -113,7 +133,9 @@ Tensor SelfAttention::forward(const Tensor& x, const MicroBatch& batch, Saved& s
     Tensor y = rt_.tensor(tokens * hidden_);
     linear_forward(rt_, saved.out.data(), out_->value.data(), y.data(), tokens, heads_ * size_,
                    hidden_);
-    if (out_bias_) add_bias(rt_, y.data(), out_bias_->value.data(), tokens, hidden_);
+    if (out_bias_ && groups_.tensor.rank() == 0)
+        add_bias(rt_, y.data(), out_bias_->value.data(), tokens, hidden_);
+    sum_over(rt_, groups_.tensor, y.data(), y.count(), y.format(), groups_.times.tensor);
     return y;
 }
 
@@ -168,6 +190,7 @@ Tensor SelfAttention::backward(const Tensor& x, const Tensor& dy, const MicroBat
     project_back(dq, q_, q_bias_, all, false);
     project_back(dk, k_, k_bias_, kv, true);
     project_back(dv, v_, v_bias_, kv, true);
+    sum_over(rt_, groups_.tensor, dx.data(), dx.count(), dx.format(), groups_.times.tensor);
     saved = {};
     return dx;
 }

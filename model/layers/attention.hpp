@@ -26,11 +26,13 @@ struct MicroBatch {
                              ///< the step in all ranks
 };
 
+/// Heads are split over the tensor parallel ranks, whose outputs and input gradients are summed.
 class SelfAttention {
   public:
-    /// @throws InputError for attention that training does not have (latent, sinks)
+    /// @throws InputError for attention that training does not have (latent, sinks) or heads that
+    /// the tensor parallel ranks do not divide
     SelfAttention(Runtime&, ParameterSet&, const std::string& name, const ModelSpec&,
-                  const LayerSpec&);
+                  const LayerSpec&, RankGroups&);
 
     struct Saved {
         Tensor x, q, k, v, q_raw, k_raw, q_scale, k_scale, out, log_sum_exp;
@@ -43,7 +45,8 @@ class SelfAttention {
   private:
     AttentionForward call(const MicroBatch&, Saved&) const;
     Runtime& rt_;
-    std::int64_t hidden_ = 0, heads_ = 0, kv_heads_ = 0, size_ = 0, window_ = 0;
+    RankGroups& groups_;
+    std::int64_t hidden_ = 0, heads_ = 0, kv_heads_ = 0, size_ = 0, window_ = 0;  ///< heads: ours
     double theta_ = 10000;
     bool qk_norm_full_ = false;
     Parameter *q_ = nullptr, *k_ = nullptr, *v_ = nullptr, *out_ = nullptr;

@@ -2,25 +2,45 @@
 
 #include <cmath>
 
+#include "core/errors.hpp"
+
 namespace moeplan {
 
 ExpertNetworks::ExpertNetworks(Runtime& rt, ParameterSet& parameters, const std::string& name,
                                std::int64_t width, std::int64_t inner, Activation activation,
                                bool bias, int num_layers, Held held, std::int64_t num_experts,
-                               std::int64_t first, bool sub_norm)
-    : rt_(rt), width_(width), inner_(inner), experts_(num_experts), activation_(activation) {
-    const std::int64_t wide = activation == Activation::swiglu ? 2 * inner : inner;
+                               std::int64_t first, int part, int parts, bool sub_norm)
+    : rt_(rt),
+      width_(width),
+      inner_(inner / parts),
+      experts_(num_experts),
+      part_(part),
+      activation_(activation) {
+    if (inner % parts != 0)
+        throw InputError(name, "inner width", std::to_string(inner),
+                         "a multiple of the " + std::to_string(parts) + " ranks that share it");
+    if (sub_norm && parts > 1)
+        throw InputError(name, "sub_norm", "true",
+                         "false with an inner width in " + std::to_string(parts) +
+                             " parts (--tp, --etp): this norm is taken over all of it");
+    const std::int64_t gated = activation == Activation::swiglu ? 2 : 1;  // blocks of `inner` rows
     const double in = 1 / std::sqrt(double(width)),
                  out = 1 / std::sqrt(double(inner)) / std::sqrt(2.0 * num_layers);
-    up_ = &parameters.make(name + ".up", {num_experts, wide, width}, in, 0, held,
-                           first * wide * width);
-    down_ = &parameters.make(name + ".down", {num_experts, width, inner}, out, 0, held,
-                             first * width * inner);
+    // The whole up is [experts, gated, inner, width], of which we have rows of `inner`; the whole
+    // down is [experts, width, inner], of which we have columns.
+    const auto rows_of = [&](std::int64_t row) {
+        return Share(first * gated * inner * row + part * inner_ * row, inner_ * row, inner * row);
+    };
+    const Held split = held == Held::by_all && parts > 1 ? Held::by_tensor_rank : held;
+    up_ = &parameters.make(name + ".up", {num_experts, gated * inner_, width}, in, 0, split,
+                           rows_of(width));
+    down_ = &parameters.make(name + ".down", {num_experts, width, inner_}, out, 0, split,
+                             Share(first * width * inner + part * inner_, inner_, inner));
     if (bias) {
-        up_bias_ = &parameters.make(name + ".up_bias", {num_experts, wide}, 0, 0, held,
-                                    first * wide, false);
+        up_bias_ = &parameters.make(name + ".up_bias", {num_experts, gated * inner_}, 0, 0, split,
+                                    rows_of(1), false);
         down_bias_ = &parameters.make(name + ".down_bias", {num_experts, width}, 0, 0, held,
-                                      first * width, false);
+                                      first * width, false, part == 0);
     }
     if (sub_norm)
         sub_norm_ = std::make_unique<LayerNorm>(rt, parameters, name + ".sub_norm", inner, held,
@@ -85,7 +105,7 @@ Tensor ExpertNetworks::forward(const void* x, std::int64_t rows, const Tensor& o
     Tensor y = rt_.tensor(rows * width_);
     product(GroupedProduct::forward, saved.inner.data(), down_->value.data(), y.data(), rows,
             width_, inner_, offsets, host_offsets);
-    if (down_bias_)
+    if (down_bias_ && part_ == 0)
         rt_.run(
             rt_.kernels.bias_forward,
             BiasForward{y.data(), down_bias_->value.data(), experts_ > 1 ? offsets.ids() : nullptr,

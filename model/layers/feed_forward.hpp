@@ -15,14 +15,19 @@ namespace moeplan {
 /// y = down · act(up · x): two matrices (relu, gelu) or three (swiglu: `up` holds the gate's rows,
 /// then the up's); with `sub_norm`, a LayerNorm of the inner width before `down`. With several
 /// experts, expert e owns rows offsets[e] … offsets[e+1]−1 of x.
+///
+/// A network in parts has its inner width split: up by rows, down by columns. Its y is then a
+/// partial sum, of which part 0 brings the bias; the caller adds the parts up, and so it does with
+/// dx.
 class ExpertNetworks {
   public:
     /// @param num_experts  held by this rank; 1 without `held` by_expert_rank for a dense network
     /// @param first        index of our first expert
+    /// @param part, parts  of the inner width
     ExpertNetworks(Runtime&, ParameterSet&, const std::string& name, std::int64_t width,
                    std::int64_t inner, Activation, bool bias, int num_layers,
                    Held held = Held::by_all, std::int64_t num_experts = 1, std::int64_t first = 0,
-                   bool sub_norm = false);
+                   int part = 0, int parts = 1, bool sub_norm = false);
 
     struct Saved {
         Tensor before, inner;  ///< what the activation saw; what `down` saw
@@ -45,7 +50,8 @@ class ExpertNetworks {
                  std::int64_t k, const Tensor& offsets,
                  const std::vector<std::int32_t>& host_offsets);
     Runtime& rt_;
-    std::int64_t width_, inner_, experts_;
+    std::int64_t width_, inner_, experts_;  ///< inner: of our part
+    int part_;
     Activation activation_;
     Parameter *up_ = nullptr, *down_ = nullptr, *up_bias_ = nullptr, *down_bias_ = nullptr;
     std::unique_ptr<LayerNorm> sub_norm_;

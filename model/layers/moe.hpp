@@ -4,28 +4,24 @@
 ///
 /// Routed units are the sub-tokens of MH-MoE: row t·h + j of the view [tokens · h, hidden/h] is
 /// slice j of token t; with h = 1 they are the tokens themselves, and the layer has no head or
-/// merge projection. Experts are spread in contiguous blocks over the expert-parallel group.
+/// merge projection. Experts are spread in contiguous blocks over the expert-parallel group, and
+/// each may be split in its inner width over expert tensor parallel ranks.
+///
+/// Tensor parallel ranks hold the same tokens: all of them route all units, so that capacity, pools
+/// and balance see the whole micro-batch; each dispatches its own span of the tokens, and the
+/// outputs are gathered.
 
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "kernels/communicator.hpp"
 #include "model/layers/attention.hpp"
 #include "model/layers/feed_forward.hpp"
+#include "model/layers/rank_groups.hpp"
 #include "model/routing/routing_rule.hpp"
 
 namespace moeplan {
-
-/// Who shares the experts, who shares the balance loss's counts, and the time that exchanges took.
-struct ExpertGroup {
-    const Communicator* experts = nullptr;  ///< the expert-parallel group
-    const Communicator* world = nullptr;    ///< all ranks that hold tokens of the same step
-    double dispatch_seconds = 0,
-           combine_seconds = 0;  ///< waited for, forward and backward; reset by the trainer
-    double balance_seconds = 0;  ///< of the global balance loss's all-reduce
-};
 
 /// What one micro-batch did in one layer.
 struct MoeReport {
@@ -63,7 +59,7 @@ class MoeLayer {
   public:
     /// @param layer_index  of the model's layers: names draws
     MoeLayer(Runtime&, ParameterSet&, const std::string& name, const ModelSpec&,
-             const MoeFeedForward&, ExpertGroup&, int layer_index, Seed);
+             const MoeFeedForward&, RankGroups&, int layer_index, Seed);
 
     struct Saved {
         Tensor split, combined, scores_in, logits, probabilities, log_sum_exp, ids, gates,
@@ -75,11 +71,18 @@ class MoeLayer {
         std::vector<std::int64_t> sent_rows, received_rows;  ///< [ranks]
         std::int64_t kept_rows = 0, local_rows = 0;
         ExpertNetworks::Saved experts, shared;
-        double z_scale = 0, temperature = 1;
+        double z_scale = 0, temperature = 1, loss_weight = 0;
+        std::vector<double> balance_counts,
+            probability_sums;  ///< [scopes, num_experts] counted choices; sums of probabilities
+        std::int64_t scopes = 1, scope_units = 0;
     };
     Tensor forward(const Tensor& x, const MicroBatch&, Saved&, MoeReport&,
                    MoeChoices* choices = nullptr, MoeObserved* observed = nullptr);
     Tensor backward(const Tensor& x, const Tensor& dy, const MicroBatch&, Saved&);
+    /// Balance loss and its gradient from these counts of `units` units. `forward` does it itself
+    /// but for the global scope, whose counts are of all micro-batches of the step.
+    /// @param counts  [scopes, num_experts]
+    void weigh_balance(Saved&, MoeReport&, const std::vector<double>& counts, double units);
 
     const MoeFeedForward& spec() const { return spec_; }
     /// Selection bias (DeepSeek-V3): up for experts that had less than the mean, down for the
@@ -93,28 +96,32 @@ class MoeLayer {
     double gate_scale() const { return spec_.routed_scale; }
 
   private:
-    void score(const Tensor& x, std::int64_t units, Saved&);
-    void score_backward(Tensor& dlogits, std::int64_t units, Tensor& dsplit, Saved&);
-    Tensor unit_rows(const Tensor& x, std::int64_t rows, Tensor& scale);
-    Tensor unit_rows_backward(const Tensor& x, Tensor& dunit, std::int64_t rows,
-                              const Tensor& scale);
+    void score(const void* split, std::int64_t units, Saved&);
+    void score_backward(const void* split, Tensor& dlogits, Span own, Tensor& dsplit, Saved&);
+    Tensor unit_rows(const void* x, std::int64_t rows, Tensor& scale);
+    Tensor unit_rows_backward(const void* x, Tensor& dunit, std::int64_t rows, const void* scale);
     void scale_numbers(Tensor& x, double factor);
     void restrict_experts(RouterForward&, const MicroBatch&, Saved&, Tensor& allowed,
                           Tensor& mask_of_unit, MoeChoices*);
-    void balance(const MicroBatch&, const std::vector<std::int32_t>& ids,
-                 const Tensor& probability_sums, Saved&, MoeReport&);
     void observe(const Tensor& routed_output, std::int64_t tokens, const Saved&, MoeObserved&);
+    void count_choices(const MicroBatch&, const std::vector<std::int32_t>& ids,
+                       const Tensor& probability_sums, Saved&, MoeReport&);
+    void map_rows(const std::int32_t* routed_ids, std::int64_t capacity,
+                  const std::vector<std::int32_t>& ids, const std::vector<double>& gates,
+                  const MicroBatch&, Saved&, MoeReport&, MoeChoices*);
     void exchange(const void* from, const std::vector<std::int64_t>& sent_rows, void* to,
                   const std::vector<std::int64_t>& received_rows, double& seconds);
+    Tensor whole_of(Tensor own, std::int64_t tokens, const Tensor* partial);
     Tensor to_experts(const Tensor& sorted, Saved&, double& seconds);
     Tensor from_experts(const Tensor& rows, Saved&, double& seconds);
 
     Runtime& rt_;
     MoeFeedForward spec_;
     const RoutingRule& rule_;
-    ExpertGroup& group_;
+    RankGroups& groups_;
     Seed seed_;
-    std::int64_t hidden_, heads_, width_, local_experts_, first_expert_;
+    std::int64_t hidden_, heads_, width_, local_experts_;
+    int expert_parts_;  ///< ranks that hold a part of each of our experts
     int layer_index_;
     std::vector<std::uint8_t> kept_;
     GateScaling scaling_ = GateScaling::over_kept;

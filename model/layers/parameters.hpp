@@ -7,24 +7,49 @@
 #include <vector>
 
 #include "core/seed.hpp"
+#include "model/layers/rank_groups.hpp"
 #include "model/layers/tensor.hpp"
 
 namespace moeplan {
 
-/// Who holds a parameter: every rank the same one, or the ranks of an expert-parallel group
-/// different experts.
-enum class Held : std::uint8_t { by_all, by_expert_rank };
+/// Who holds a parameter within its pipeline stage, and so who adds up its gradient.
+enum class Held : std::uint8_t {
+    by_all,           ///< every rank; tensor parallel ranks see the same gradient
+    by_all_in_parts,  ///< every rank; tensor parallel ranks see gradients of their own rows or
+                      ///< heads
+    by_tensor_rank,   ///< tensor parallel ranks hold different parts
+    by_expert_rank    ///< ranks of an expert group hold different experts, or parts of them
+};
+
+/// The ranks over whose gradients the parameter's is summed: they hold the same numbers.
+const Communicator& holders(const RankGroups&, Held);
+
+/// Where the elements held here lie in the whole model's tensor: runs of `run` elements that begin
+/// `stride` apart.
+struct Share {
+    std::int64_t first = 0, run = 0, stride = 0;  ///< run 0: one run
+
+    constexpr Share(std::int64_t begin = 0, std::int64_t run_length = 0, std::int64_t apart = 0)
+        : first(begin), run(run_length), stride(apart) {}
+    constexpr std::int64_t whole_index(std::int64_t i) const {
+        return run > 0 ? first + i / run * stride + i % run : first + i;
+    }
+    bool operator==(const Share&) const = default;
+};
 
 struct Parameter {
     std::string name;                 ///< "layers.3.experts.up"
     std::vector<std::int64_t> shape;  ///< as held here; experts: [local experts, out, in]
     Held held = Held::by_all;
-    std::int64_t first = 0;  ///< index of our first element in the whole model's tensor (experts of
-                             ///< lower ranks come before)
-    bool decays = true;      ///< matrices do; norms and biases do not
-    Tensor value;            ///< what layers compute with: `format`, or stat (routers)
-    Tensor master;          ///< stat: what learns, where `value` is a rounded copy of it; else none
-    Tensor gradient, m, v;  ///< stat
+    Share share;
+    bool decays = true;   ///< matrices do; norms and biases do not
+    bool counted = true;  ///< false: ranks outside of its holders hold it too, and one of them
+                          ///< counts and stores it
+    Tensor value;         ///< what layers compute with: `format`, or stat (routers)
+    Tensor master;        ///< stat: what learns, where `value` is a rounded copy of it; else none
+    Tensor gradient;      ///< stat; with a sharded optimizer a multiple of the holders' number
+    Span updated;         ///< elements whose moments are here: all, or our shard
+    Tensor m, v;          ///< stat [updated.count()]
     Tensor& full() { return master ? master : value; }  ///< in full precision
     const Tensor& full() const { return master ? master : value; }
     std::int64_t count() const { return value.count(); }
@@ -34,23 +59,31 @@ struct Parameter {
 class ParameterSet {
   public:
     explicit ParameterSet(Runtime& runtime) : runtime_(runtime) {}
+    /// Whose ranks hold the parameters. @param sharded  each holder has the moments of a shard
+    /// alone (ZeRO-1). Before the first `make`.
+    void set_holders(const RankGroups& groups, bool sharded) {
+        groups_ = &groups;
+        sharded_ = sharded;
+    }
+    bool is_sharded() const { return sharded_; }
 
     /// A tensor of uniform numbers with this standard deviation around `mean`: element i of the
     /// whole model's tensor depends on seed, name and i alone, so every layout begins with the same
     /// model. (Uniform, not normal: an integer hash and one product, the same in any language.)
     /// @param full_precision  its value is kept in stat: routers
     Parameter& make(std::string name, std::vector<std::int64_t> shape, double deviation,
-                    double mean = 0, Held held = Held::by_all, std::int64_t first = 0,
-                    bool decays = true, bool full_precision = false);
+                    double mean = 0, Held held = Held::by_all, Share share = {}, bool decays = true,
+                    bool counted = true, bool full_precision = false);
     void set_seed(Seed seed) { seed_ = seed; }
 
     std::vector<Parameter*> all() const;
     Parameter& at(const std::string& name) const;  ///< asserts that it exists
-    std::int64_t count(Held held) const;
     void zero_gradients();
 
   private:
     Runtime& runtime_;
+    const RankGroups* groups_ = nullptr;
+    bool sharded_ = false;
     Seed seed_;
     std::vector<std::unique_ptr<Parameter>> parameters_;
 };

@@ -142,6 +142,12 @@ Tensor Runtime::converted(const Tensor& from, NumberFormat to) {
     return out;
 }
 
+Tensor Runtime::converted(const void* from, std::int64_t count, NumberFormat of, NumberFormat to) {
+    Tensor out(memory, count, to);
+    run(kernels.convert, Convert{from, out.data(), count, of, to}, "convert");
+    return out;
+}
+
 void Runtime::missing(std::string_view kernel) const {
     throw EnvironmentError(std::string(backend.facts->name) + " has no kernel " +
                            std::string(kernel) + ": use --device cpu for this model");

@@ -94,6 +94,7 @@ class Runtime {
     /// to = from, in to's format; the same count.
     void convert(const Tensor& from, Tensor& to);
     Tensor converted(const Tensor& from, NumberFormat to);
+    Tensor converted(const void* from, std::int64_t count, NumberFormat of, NumberFormat to);
     void zero(void* data, std::size_t bytes) {
         check(backend.set_zero(data, bytes, stream), "set_zero");
     }

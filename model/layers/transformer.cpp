@@ -15,12 +15,17 @@ double seconds_since(Clock::time_point begin) {
 }
 
 constexpr double kNormEpsilon = 1e-6;
-constexpr std::int64_t kHeadRows = 1024;  ///< tokens whose logits are in memory at once
 
 }  // namespace
 
-Transformer::Transformer(Runtime& rt, const ModelSpec& model, ExpertGroup& group, Seed seed)
-    : rt_(rt), model_(model), parameters_(rt) {
+Transformer::Transformer(Runtime& rt, const ModelSpec& model, RankGroups& groups, Seed seed,
+                         std::optional<LayerChunk> layers, bool sharded)
+    : rt_(rt),
+      model_(model),
+      groups_(groups),
+      parameters_(rt),
+      layers_(layers.value_or(LayerChunk{0, int(model.layers.size())})),
+      vocabulary_(rt, groups, model.vocab_size, model.hidden_size) {
     const auto refuse = [&](const char* field, const std::string& value, const char* expected) {
         throw InputError(model.name, field, value, expected);
     };
@@ -31,8 +36,9 @@ Transformer::Transformer(Runtime& rt, const ModelSpec& model, ExpertGroup& group
     if (model.num_mtp_layers != 0)
         refuse("num_mtp_layers", std::to_string(model.num_mtp_layers),
                "0: training has no multi-token prediction yet");
+    parameters_.set_holders(groups, sharded);
     parameters_.set_seed(derive(seed, "parameters"));
-    const std::int64_t hidden = model.hidden_size, vocabulary = model.vocab_size;
+    const std::int64_t hidden = model.hidden_size;
     const auto vector = [&](const std::string& name) {
         Parameter* weight = &parameters_.make(name, {hidden}, 0, 1, Held::by_all, 0, false);
         if (model.norm == Norm::layer)
@@ -42,31 +48,42 @@ Transformer::Transformer(Runtime& rt, const ModelSpec& model, ExpertGroup& group
     };
     // The embedding begins as wide as what the first layers add; the head narrow, so that the first
     // loss is ln V.
-    embedding_ =
-        &parameters_.make("embedding", {vocabulary, hidden}, model.tied_embeddings ? 0.02 : 0.1);
-    blocks_.resize(model.layers.size());
-    for (std::size_t i = 0; i < blocks_.size(); ++i) {
+    const double embedding_deviation = model.tied_embeddings ? 0.02 : 0.1;
+    if (groups.is_first_stage())
+        embedding_ = &vocabulary_.make(parameters_, "embedding", embedding_deviation, true);
+    for (int i = 0; i < layers_.first; ++i)
+        first_moe_layer_ +=
+            std::holds_alternative<MoeFeedForward>(model.layers[std::size_t(i)].feed_forward);
+    blocks_.resize(std::size_t(layers_.count));
+    for (std::size_t b = 0; b < blocks_.size(); ++b) {
+        const std::size_t i = b + std::size_t(layers_.first);
         const std::string name = "layers." + std::to_string(i);
-        Block& block = blocks_[i];
+        Block& block = blocks_[b];
         block.attention_norm = vector(name + ".attention_norm");
         block.attention = std::make_unique<SelfAttention>(rt, parameters_, name + ".attention",
-                                                          model, model.layers[i]);
+                                                          model, model.layers[i], groups);
         block.feed_forward_norm = vector(name + ".feed_forward_norm");
         if (const auto* moe = std::get_if<MoeFeedForward>(&model.layers[i].feed_forward)) {
             block.moe = std::make_unique<MoeLayer>(rt, parameters_, name + ".moe", model, *moe,
-                                                   group, int(i), seed);
+                                                   groups, int(i), seed);
         } else {
             const auto& dense = std::get<DenseFeedForward>(model.layers[i].feed_forward);
             if (dense.dense_hidden_size < 1)
                 refuse("dense_hidden_size", std::to_string(dense.dense_hidden_size), "1 or more");
             block.dense = std::make_unique<ExpertNetworks>(
                 rt, parameters_, name + ".dense", hidden, dense.dense_hidden_size, dense.activation,
-                dense.bias, int(model.layers.size()));
+                dense.bias, int(model.layers.size()), Held::by_all, 1, 0, groups.tensor.rank(),
+                groups.tensor.size());
         }
     }
+    if (!groups.is_last_stage()) return;
     final_norm_ = vector("final_norm");
-    lm_head_ = model.tied_embeddings ? embedding_
-                                     : &parameters_.make("lm_head", {vocabulary, hidden}, 0.02);
+    if (!model.tied_embeddings)
+        lm_head_ = &vocabulary_.make(parameters_, "lm_head", 0.02, true);
+    else if (embedding_)
+        lm_head_ = embedding_;
+    else  // the first stage's table, once more
+        lm_head_ = &vocabulary_.make(parameters_, "embedding", embedding_deviation, false);
 }
 
 std::vector<MoeLayer*> Transformer::moe_layers() {
@@ -76,13 +93,16 @@ std::vector<MoeLayer*> Transformer::moe_layers() {
     return out;
 }
 
-Tensor Transformer::embed(const MicroBatch& batch) {
-    Tensor x = rt_.tensor(batch.num_tokens() * model_.hidden_size);
-    rt_.run(rt_.kernels.embedding_forward,
-            EmbeddingForward{batch.tokens.ids(), embedding_->value.data(), x.data(),
-                             batch.num_tokens(), model_.hidden_size, model_.vocab_size, rt_.format},
-            "embedding_forward");
-    return x;
+bool Transformer::has_global_balance() const {
+    return std::any_of(model_.layers.begin(), model_.layers.end(), [](const LayerSpec& layer) {
+        const auto* moe = std::get_if<MoeFeedForward>(&layer.feed_forward);
+        return moe && moe->balance == BalanceScope::global;
+    });
+}
+
+Parameter* Transformer::tied_embedding() const {
+    if (!model_.tied_embeddings || groups_.tied.size() == 1) return nullptr;
+    return embedding_ ? embedding_ : lm_head_;
 }
 
 Tensor Transformer::norm(const Tensor& x, Parameter* weight, Tensor& scale, std::int64_t rows) {
@@ -148,6 +168,7 @@ Tensor Transformer::block_forward(Block& block, Tensor x, const MicroBatch& batc
         } while (after_moe && after_moe(result.moe.size() - 1, *block.moe, observed));
     } else {
         y = block.dense->forward_all(saved.feed_forward_in.data(), rows, saved.dense);
+        sum_over(rt_, groups_.tensor, y.data(), y.count(), y.format(), groups_.times.tensor);
     }
     add(rt_, saved.middle.data(), y.data(), y.data(), y.count());
     return y;
@@ -160,6 +181,8 @@ void Transformer::block_backward(Block& block, Tensor& dx, const MicroBatch& bat
             block.moe
                 ? block.moe->backward(saved.feed_forward_in, dx, batch, saved.moe)
                 : block.dense->backward_all(saved.feed_forward_in.data(), dx, rows, saved.dense);
+        if (block.dense)
+            sum_over(rt_, groups_.tensor, d.data(), d.count(), d.format(), groups_.times.tensor);
         norm_backward(saved.middle, block.feed_forward_norm, saved.feed_forward_scale, d, dx, rows);
     }
     {
@@ -169,111 +192,157 @@ void Transformer::block_backward(Block& block, Tensor& dx, const MicroBatch& bat
     saved = {};
 }
 
-void Transformer::head(const Tensor& hidden, const MicroBatch& batch, Tensor* dhidden,
-                       Result& result, bool keep_token_loss, double& backward_seconds) {
-    const std::int64_t tokens = batch.num_tokens(), width = model_.hidden_size,
-                       vocabulary = model_.vocab_size;
-    const double scale = batch.loss_weight / double(tokens);
-    Tensor losses = rt_.statistic(tokens), sums = rt_.statistic(std::min(kHeadRows, tokens)),
-           logits = rt_.tensor(std::min(kHeadRows, tokens) * vocabulary);
-    for (std::int64_t first = 0; first < tokens; first += kHeadRows) {
-        const std::int64_t rows = std::min(kHeadRows, tokens - first);
-        const void* x = at(hidden.data(), first * width, rt_.format);
-        const std::int32_t* targets = batch.targets.ids() + first;
-        linear_forward(rt_, x, lm_head_->value.data(), logits.data(), rows, width, vocabulary);
-        rt_.run(rt_.kernels.cross_entropy_forward,
-                CrossEntropyForward{logits.data(), targets, at(losses.data(), first, rt_.stat),
-                                    sums.data(), rows, vocabulary, rt_.format},
-                "cross_entropy_forward");
-        if (!dhidden) continue;
-        const auto begin = Clock::now();
-        rt_.run(rt_.kernels.cross_entropy_backward,
-                CrossEntropyBackward{logits.data(), sums.data(), targets, logits.data(), rows,
-                                     vocabulary, scale, rt_.format},
-                "cross_entropy_backward");
-        linear_backward(rt_, x, lm_head_->value.data(), logits.data(),
-                        at(dhidden->data(), first * width, rt_.format), lm_head_->gradient.data(),
-                        rows, width, vocabulary);
-        backward_seconds += seconds_since(begin);
+Tensor Transformer::forward(const MicroBatch& batch, Tensor in, Pass& pass,
+                            std::vector<MoeChoices>* choices) {
+    const auto begin = Clock::now();
+    pass.blocks.resize(blocks_.size());
+    Tensor x = embedding_ && groups_.is_first_stage() ? vocabulary_.embed(*embedding_, batch)
+                                                      : std::move(in);
+    for (std::size_t i = 0; i < blocks_.size(); ++i)
+        x = block_forward(blocks_[i], std::move(x), batch, pass.blocks[i], pass.result, choices);
+    check(rt_.backend.synchronise(rt_.stream), "synchronise");
+    pass.forward_seconds += seconds_since(begin);
+    if (!groups_.is_last_stage()) return x;
+    pass.last = std::move(x);
+    return {};
+}
+
+/// The head's forward and backward pass; the gradient of the last layer's output.
+Tensor Transformer::head_backward(const MicroBatch& batch, Pass& pass) {
+    const auto begin = Clock::now();
+    const std::int64_t rows = batch.num_tokens();
+    Tensor scale;
+    Tensor hidden = norm(pass.last, final_norm_, scale, rows);
+    Tensor dhidden = rt_.tensor(hidden.count());
+    double head_backward = 0;
+    for (const double loss : vocabulary_.loss(*lm_head_, hidden, batch, &dhidden, head_backward))
+        pass.result.loss_sum += loss;
+    hidden.reset();
+    pass.forward_seconds += seconds_since(begin) - head_backward;
+    const auto turn = Clock::now();
+    Tensor dx = rt_.tensor(pass.last.count());
+    rt_.zero(dx);
+    norm_backward(pass.last, final_norm_, scale, dhidden, dx, rows);
+    pass.last.reset();
+    pass.backward_seconds += seconds_since(turn) + head_backward;
+    return dx;
+}
+
+Tensor Transformer::backward(const MicroBatch& batch, Pass& pass, Tensor dout) {
+    Tensor dx = groups_.is_last_stage() ? head_backward(batch, pass) : std::move(dout);
+    const auto begin = Clock::now();
+    for (std::size_t i = blocks_.size(); i-- > 0;)
+        block_backward(blocks_[i], dx, batch, pass.blocks[i]);
+    if (groups_.is_first_stage()) {
+        vocabulary_.embed_backward(*embedding_, batch, dx);
+        dx.reset();
     }
-    std::vector<double> token_loss = rt_.download(losses.data(), tokens, rt_.stat);
-    for (const double loss : token_loss) result.loss_sum += loss;
-    if (keep_token_loss) result.token_loss = std::move(token_loss);
+    check(rt_.backend.synchronise(rt_.stream), "synchronise");
+    pass.backward_seconds += seconds_since(begin);
+    return dx;
+}
+
+void Transformer::settle_balance(const std::vector<Pass*>& passes) {
+    // Counts and units of every global layer of the stage, in one message.
+    std::vector<double> counts;
+    for (std::size_t i = 0; i < blocks_.size(); ++i) {
+        const MoeLayer* moe = blocks_[i].moe.get();
+        if (!moe || moe->spec().balance != BalanceScope::global) continue;
+        std::vector<double> of_layer(std::size_t(moe->spec().num_experts) + 1, 0);
+        for (const Pass* pass : passes) {
+            const MoeLayer::Saved& saved = pass->blocks[i].moe;
+            for (std::size_t e = 0; e < saved.balance_counts.size(); ++e)
+                of_layer[e] += saved.balance_counts[e];
+            of_layer.back() += double(saved.scope_units);
+        }
+        counts.insert(counts.end(), of_layer.begin(), of_layer.end());
+    }
+    if (counts.empty()) return;
+    const auto begin = Clock::now();
+    groups_.host_data.all_reduce(counts.data(), std::int64_t(counts.size()), NumberFormat::f64);
+    groups_.times.balance += seconds_since(begin);
+    std::size_t at = 0, layer = 0;
+    for (std::size_t i = 0; i < blocks_.size(); ++i) {
+        MoeLayer* moe = blocks_[i].moe.get();
+        if (!moe) continue;
+        if (moe->spec().balance == BalanceScope::global) {
+            const auto first = counts.begin() + std::ptrdiff_t(at);
+            const std::vector<double> of_layer(first, first + moe->spec().num_experts);
+            at += of_layer.size();
+            for (Pass* pass : passes)
+                moe->weigh_balance(pass->blocks[i].moe, pass->result.moe[layer], of_layer,
+                                   counts[at]);
+            ++at;
+        }
+        ++layer;
+    }
 }
 
 Transformer::Result Transformer::train(const MicroBatch& batch, std::vector<MoeChoices>* choices,
                                        double& forward_seconds, double& backward_seconds) {
-    const auto begin = Clock::now();
-    const std::int64_t rows = batch.num_tokens();
-    Result result;
-    std::vector<Saved> saved(blocks_.size());
-    Tensor x = embed(batch);
-    for (std::size_t i = 0; i < blocks_.size(); ++i)
-        x = block_forward(blocks_[i], std::move(x), batch, saved[i], result, choices);
-    Tensor scale;
-    Tensor hidden = norm(x, final_norm_, scale, rows);
-    Tensor dhidden = rt_.tensor(hidden.count());
-    double head_backward = 0;
-    head(hidden, batch, &dhidden, result, false, head_backward);
-    check(rt_.backend.synchronise(rt_.stream), "synchronise");
-    forward_seconds += seconds_since(begin) - head_backward;
-
-    const auto turn = Clock::now();
-    hidden.reset();
-    Tensor dx = rt_.tensor(x.count());
-    rt_.zero(dx);
-    norm_backward(x, final_norm_, scale, dhidden, dx, rows);
-    x.reset();
-    dhidden.reset();
-    for (std::size_t i = blocks_.size(); i-- > 0;) block_backward(blocks_[i], dx, batch, saved[i]);
-    rt_.run(rt_.kernels.embedding_backward,
-            EmbeddingBackward{batch.tokens.ids(), dx.data(), embedding_->gradient.data(), rows,
-                              model_.hidden_size, model_.vocab_size, rt_.format},
-            "embedding_backward");
-    check(rt_.backend.synchronise(rt_.stream), "synchronise");
-    backward_seconds += seconds_since(turn) + head_backward;
-    return result;
+    Pass pass;
+    forward(batch, {}, pass, choices);
+    settle_balance({&pass});
+    backward(batch, pass, {});
+    forward_seconds += pass.forward_seconds;
+    backward_seconds += pass.backward_seconds;
+    return std::move(pass.result);
 }
 
 Transformer::Result Transformer::evaluate(const MicroBatch& batch, std::vector<MoeChoices>* choices,
-                                          const AfterMoe& after_moe) {
+                                          const AfterMoe& after_moe, Tensor in, Tensor* out) {
     Result result;
-    Tensor x = embed(batch);
+    Tensor x = groups_.is_first_stage() ? vocabulary_.embed(*embedding_, batch) : std::move(in);
     for (Block& block : blocks_) {
         Saved saved;
         x = block_forward(block, std::move(x), batch, saved, result, choices, after_moe);
+        if (block.moe && block.moe->spec().balance == BalanceScope::global)  // of this batch alone
+            block.moe->weigh_balance(saved.moe, result.moe.back(), saved.moe.balance_counts,
+                                     double(saved.moe.scope_units));
+    }
+    if (!groups_.is_last_stage()) {
+        *out = std::move(x);
+        return result;
     }
     Tensor scale;
     const Tensor hidden = norm(x, final_norm_, scale, batch.num_tokens());
     double unused = 0;
-    head(hidden, batch, nullptr, result, true, unused);
+    result.token_loss = vocabulary_.loss(*lm_head_, hidden, batch, nullptr, unused);
+    for (const double loss : result.token_loss) result.loss_sum += loss;
     return result;
 }
 
-std::string Transformer::first_bad_part(const MicroBatch& batch) {
-    const auto bad = [&](const Tensor& tensor) {
+std::string Transformer::first_bad_part(const MicroBatch& batch, Tensor in, Tensor* out) {
+    // Every rank runs the whole pass whatever it finds: the others exchange with it.
+    std::string found;
+    const auto look = [&](const Tensor& tensor, const std::string& name) {
+        if (!found.empty()) return;
         for (const double value : rt_.download(tensor.data(), tensor.count(), tensor.format()))
-            if (!std::isfinite(value)) return true;
-        return false;
+            if (!std::isfinite(value)) {
+                found = name;
+                return;
+            }
     };
     Result result;
-    Tensor x = embed(batch);
-    if (bad(x)) return "embedding";
+    Tensor x = groups_.is_first_stage() ? vocabulary_.embed(*embedding_, batch) : std::move(in);
+    if (groups_.is_first_stage()) look(x, "embedding");
     for (std::size_t i = 0; i < blocks_.size(); ++i) {
         Saved saved;
         x = block_forward(blocks_[i], std::move(x), batch, saved, result, nullptr);
-        const std::string name = "layers." + std::to_string(i);
-        if (bad(saved.middle)) return name + ".attention";
-        if (blocks_[i].moe && !(std::isfinite(result.moe.back().balance_loss) &&
-                                std::isfinite(result.moe.back().z_loss)))
-            return name + ".moe.router";
-        if (bad(x)) return name + (blocks_[i].moe ? ".moe" : ".dense");
+        const std::string name = "layers." + std::to_string(i + std::size_t(layers_.first));
+        look(saved.middle, name + ".attention");
+        if (found.empty() && blocks_[i].moe && !std::isfinite(result.moe.back().z_loss))
+            found = name + ".moe.router";
+        look(x, name + (blocks_[i].moe ? ".moe" : ".dense"));
     }
-    Tensor scale;
-    if (bad(norm(x, final_norm_, scale, batch.num_tokens()))) return "final_norm";
-    for (const Parameter* parameter : parameters_.all())
-        if (bad(parameter->value)) return parameter->name;
-    return "lm_head";
+    if (groups_.is_last_stage()) {
+        Tensor scale;
+        look(norm(x, final_norm_, scale, batch.num_tokens()), "final_norm");
+    } else {
+        *out = std::move(x);
+    }
+    for (const Parameter* parameter : parameters_.all()) look(parameter->value, parameter->name);
+    return found;
 }
 
 }  // namespace moeplan

@@ -129,6 +129,25 @@ TEST(Shrink, ShrinkingTwiceChangesNothingMore) {
     EXPECT_TRUE(twice.changes.empty()) << twice.changes.front();
 }
 
+TEST(Shrink, WhatThePlanSplitsIsSplitAsFarAsTheRanksGo) {
+    Here here;
+    here.num_ranks = 4;
+    StepCase planned = planned_case();
+    const Shrunk four = shrink(planned, here);  // experts first, then layers
+    EXPECT_EQ(four.step.layout.expert_parallel_size, 2);
+    EXPECT_EQ(four.step.layout.pipeline_parallel_size, 2);
+    EXPECT_EQ(four.step.layout.tensor_parallel_size, 1);
+    EXPECT_GE(four.step.schedule.num_micro_batches, 4);
+    EXPECT_THAT(four.unchecked, ::testing::Contains("tensor parallelism"));
+    here.num_ranks = 2;
+    planned.layout.expert_parallel_size = planned.layout.pipeline_parallel_size = 1;
+    const Shrunk two = shrink(planned, here);
+    EXPECT_EQ(two.step.layout.tensor_parallel_size, 2);
+    EXPECT_EQ(world_size(two.step.layout), 2);
+    const auto& attention = std::get<GroupedQueryAttention>(two.step.model.layers[0].attention);
+    EXPECT_EQ(attention.num_kv_heads % 2, 0);
+}
+
 TEST(Shrink, OneRankHasNoDispatchBetweenRanksAndSaysSo) {
     Here here;
     const Shrunk alone = shrink(planned_case(), here);

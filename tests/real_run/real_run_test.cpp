@@ -46,13 +46,15 @@ RealRunOptions short_run() {
     return options;
 }
 
-void expect_whole(const StepReport& report, int ranks) {
+/// @param micro_batches  of a step, over all ranks
+void expect_whole(const StepReport& report, int ranks, int micro_batches) {
     EXPECT_EQ(report.fidelity, Fidelity::real_run);
     EXPECT_GT(report.step_time.value, 0);
     // The parts are the step.
     EXPECT_TRUE(close(report.exposed.total().value, report.step_time.value, 1e-9));
-    // 2 sequences of 32 tokens a rank
-    EXPECT_TRUE(close(report.tokens_per_second * report.step_time.value, 64.0 * ranks, 1e-9));
+    // 2 sequences of 32 tokens each
+    EXPECT_TRUE(
+        close(report.tokens_per_second * report.step_time.value, 64.0 * micro_batches, 1e-9));
     EXPECT_EQ(report.peak_memory.size(), static_cast<std::size_t>(ranks));
     EXPECT_EQ(report.load_imbalance.size(), 2u);  // MoE layers
     for (const double imbalance : report.load_imbalance) EXPECT_GE(imbalance, 1);
@@ -64,14 +66,29 @@ void expect_whole(const StepReport& report, int ranks) {
 }
 
 TEST(MeasureStep, OfOneRankReportsWholeSteps) {
-    expect_whole(measure_step(small_case(1), short_run()), 1);
+    expect_whole(measure_step(small_case(1), short_run()), 1, 1);
 }
 
 TEST(MeasureStep, OfTwoRanksRunsItselfUnderMpirun) {
     if (!built_with_mpi() || !find_program("mpirun")) GTEST_SKIP() << "no MPI here";
     const StepReport report = measure_step(small_case(2), short_run());
-    expect_whole(report, 2);
+    expect_whole(report, 2, 2);
     EXPECT_GT(report.exposed.dispatch.value, 0);
+}
+
+TEST(MeasureStep, OfTensorAndPipelineParallelRanksSaysWhereTheyWait) {
+    if (!built_with_mpi() || !find_program("mpirun")) GTEST_SKIP() << "no MPI here";
+    StepCase tensors = small_case(2);
+    tensors.layout = {.tensor_parallel_size = 2};
+    const StepReport split = measure_step(tensors, short_run());
+    expect_whole(split, 2, 1);
+    EXPECT_GT(split.exposed.tensor_comm.value, 0);
+    StepCase layers = small_case(2);
+    layers.layout = {.pipeline_parallel_size = 2};
+    layers.schedule.num_micro_batches = 2;
+    const StepReport staged = measure_step(layers, short_run());
+    expect_whole(staged, 2, 2);
+    EXPECT_GT(staged.exposed.bubble.value, 0);
 }
 
 TEST(MeasureStep, RefusesALayoutThatTheTrainerDoesNotHave) {

@@ -87,14 +87,13 @@ TEST(Diverged, NamesTheRouterThatGivesNoNumbers) {
         train(options, alone);
         {
             Runtime rt(backend_for(device), NumberFormat::f32);
-            ExpertGroup group;
-            group.experts = group.world = &alone;
-            Transformer model(rt, options.model, group, Seed{3});
+            RankGroups groups;
+            Transformer model(rt, options.model, groups, Seed{3});
             load_checkpoint(*latest_checkpoint(folder), rt, model);
             Parameter& router = model.parameters().at("layers.1.moe.router");
             std::vector<double> values(std::size_t(router.count()), std::numeric_limits<double>::quiet_NaN());
             rt.upload(router.value.data(), values, rt.stat);
-            save_checkpoint(folder, read_checkpoint_state(*latest_checkpoint(folder)), rt, model, alone, true);
+            save_checkpoint(folder, read_checkpoint_state(*latest_checkpoint(folder)), rt, model, groups, alone);
         }
         options.resume = true;
         options.steps = 2;

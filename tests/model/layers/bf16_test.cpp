@@ -53,10 +53,8 @@ TEST_P(Bf16, FirstLossIsThatOfF32ToItsRoundingAndItLearnsAsMuch) {
 
 TEST(Bf16Parameters, RoutersAreF32AndEveryOtherOneIsItsMasterRounded) {
     Runtime rt(backend_for(Device::cpu), NumberFormat::bf16);
-    Communicator alone;
-    ExpertGroup group;
-    group.experts = group.world = &alone;
-    Transformer model(rt, named_model("x_moe"), group, Seed{3});
+    RankGroups alone;
+    Transformer model(rt, named_model("x_moe"), alone, Seed{3});
     int routers = 0;
     for (Parameter* parameter : model.parameters().all()) {
         const bool router = parameter->name.find(".router") != std::string::npos;
@@ -95,9 +93,8 @@ TEST(Bf16Checkpoint, ResumesBitForBitAndHoldsMastersThatF32CanRead) {
         EXPECT_EQ(rest.steps[i].loss, straight[first.steps.size() + i]);
     // A file of numbers in full precision: a model in f32 takes it up where bf16 left it.
     Runtime rt(backend_for(Device::cpu), NumberFormat::f32);
-    ExpertGroup group;
-    group.experts = group.world = &alone;
-    Transformer model(rt, options.model, group, Seed{3});
+    RankGroups groups;
+    Transformer model(rt, options.model, groups, Seed{3});
     load_checkpoint(*latest_checkpoint(folder), rt, model);
     bool beyond_bf16 = false;  // some number has bits that bf16 lacks
     const Parameter& up = model.parameters().at("layers.0.moe.experts.up");

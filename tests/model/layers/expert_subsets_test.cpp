@@ -56,9 +56,8 @@ TEST(BestExperts, EqualScoresGoToTheLowerIndex) {
 MoeObserved observed_with(const ModelSpec& spec, const std::vector<std::uint8_t>& kept,
                           GateScaling scaling) {
     Runtime rt(backend_for(Device::cpu), NumberFormat::f64);
-    const Communicator alone;
-    ExpertGroup group{&alone, &alone};
-    Transformer model(rt, spec, group, Seed{5});
+    RankGroups alone;
+    Transformer model(rt, spec, alone, Seed{5});
     model.moe_layers().front()->keep_experts(kept, scaling);
     MoeObserved out;
     model.evaluate(on_device(rt, read_batch(*small_text(spec.vocab_size, 24), 0, 2), 0, 1), nullptr,

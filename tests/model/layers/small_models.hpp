@@ -71,11 +71,42 @@ inline ModelSpec named_model(const std::string& kind, int layers = 2) {
         moe.top_k_groups = 2;
         moe.renormalise_gates = true;
         moe.routed_scale = 2.5;
-    } else if (kind == "domain") {
+    } else if (kind == "domain" || kind == "idle") {
+        // "idle": experts of a fourth domain, of which the text has no token.
         moe.routing = "domain";
-        moe.num_groups = 2;
+        moe.num_groups = kind == "idle" ? 4 : 2;
     }
     return with_moe(model, moe);
+}
+
+/// What every layout divides: a dense layer, then two of experts, grouped heads, biases, norms of
+/// heads. "tied": with one table at both ends; "dense": without experts; "every": each token goes
+/// to every expert.
+inline ModelSpec layout_model(const std::string& kind) {
+    ModelSpec model = named_model(kind, 3);
+    model.tied_embeddings = kind == "tied";
+    for (LayerSpec& layer : model.layers) {
+        layer.attention = GroupedQueryAttention{.num_attention_heads = 4,
+                                                .num_kv_heads = 2,
+                                                .head_size = 4,
+                                                .bias = true,
+                                                .output_bias = true,
+                                                .qk_norm = true};
+        auto* moe = std::get_if<MoeFeedForward>(&layer.feed_forward);
+        if (kind == "every") moe->top_k = moe->num_experts;
+        if (kind == "bias") {
+            moe->bias = moe->router_bias = true;
+            moe->activation = Activation::swiglu;
+            moe->num_shared_experts = 2;
+            moe->shared_expert_hidden_size = 6;
+            moe->balance = BalanceScope::sequence;
+        }
+    }
+    const DenseFeedForward dense{
+        .dense_hidden_size = 24, .activation = Activation::swiglu, .bias = true};
+    for (LayerSpec& layer : model.layers)
+        if (kind == "dense" || &layer == &model.layers.front()) layer.feed_forward = dense;
+    return model;
 }
 
 inline std::shared_ptr<const PackedTokens> small_text(int vocabulary, int sequence_length,

@@ -1,4 +1,4 @@
-/// Whole runs: layouts agree, runs repeat and resume bit for bit, losses fall, odd loads give zeros
+/// Whole runs: they repeat and resume bit for bit, losses fall, odd loads give zeros
 /// and no hang.
 
 #include <gtest/gtest.h>
@@ -6,10 +6,8 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
-#include <map>
 #include <sstream>
 
-#include "core/child_process.hpp"
 #include "core/errors.hpp"
 #include "tests/model/layers/small_models.hpp"
 #include "traces/routing_trace.hpp"
@@ -63,44 +61,6 @@ TEST_P(EveryRouting, LearnsAndRepeatsBitForBit) {
 
 INSTANTIATE_TEST_SUITE_P(Training, EveryRouting, ::testing::ValuesIn(kKinds),
                          [](const auto& info) { return info.param; });
-
-TEST(Layouts, TwoRanksWithExpertsWholeOrHalvedGiveTheLossesOfOne) {
-    // One global batch of 4 sequences in micro-batches of 2: 1 rank × 2 micro-batches = 2 ranks ×
-    // 1, experts whole or halved.
-    if (!find_program("mpirun") || !built_with_mpi()) GTEST_SKIP() << "no mpirun here";
-    std::vector<std::string> words = {MOEPLAN_TRAIN_RANKS, "20"};
-    words.insert(words.end(), kKinds.begin(), kKinds.end());
-    ChildOptions options;
-    options.environment = mpirun_environment();
-    const ChildResult child = run_child(mpirun_words(2, words), options);
-    ASSERT_EQ(child.status, 0) << child.error;
-    std::map<std::pair<std::string, int>, std::vector<double>> curve;
-    std::istringstream lines(child.output);
-    std::string kind;
-    int ep = 0;
-    for (double loss, norm; lines >> kind >> ep >> loss >> norm;) {
-        curve[{kind, ep}].push_back(loss);
-        curve[{kind, ep}].push_back(norm);
-    }
-    for (const std::string& name : kKinds) {
-        const auto &whole = curve[{name, 1}], &halved = curve[{name, 2}];
-        ASSERT_EQ(whole.size(), 40u) << name;
-        ASSERT_EQ(halved.size(), 40u) << name;
-        // A global balance loss counts over the micro-batches of all ranks at once: one rank with
-        // two of them is another loss by definition.
-        std::vector<double> alone = whole;
-        if (name != "emo") {
-            alone.clear();
-            for (const StepRecord& step : run(small_run(named_model(name))).steps)
-                alone.insert(alone.end(), {step.loss, step.gradient_norm});
-        }
-        // Sums of f32 gradients in another order: 1e-5 of the value over 20 steps.
-        for (std::size_t i = 0; i < 40; ++i) {
-            EXPECT_NEAR(halved[i], whole[i], 1e-5 * whole[i]) << name << " step " << i / 2;
-            EXPECT_NEAR(alone[i], whole[i], 1e-5 * whole[i]) << name << " step " << i / 2;
-        }
-    }
-}
 
 TEST(MultiHead, WithOneHeadIsPlainMoeBitForBit) {
     ModelSpec plain = named_model("top_k"), one = plain;
@@ -211,15 +171,6 @@ TEST(Divergence, StopsAndNamesTheLayer) {
     } catch (const Diverged& error) {
         EXPECT_NE(std::string(error.what()).find("step "), std::string::npos) << error.what();
     }
-}
-
-TEST(Options, WhatTrainingCannotDoIsRefusedWithItsFlag) {
-    TrainOptions options = small_run(named_model("top_k"), 2);
-    options.layout.tensor_parallel_size = 2;
-    EXPECT_THROW(run(options), InputError);
-    options.layout.tensor_parallel_size = 1;
-    options.layout.data_parallel_size = 2;
-    EXPECT_THROW(run(options), InputError);
 }
 
 TEST(LearningRates, FollowTheirCurves) {

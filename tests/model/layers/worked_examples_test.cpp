@@ -17,12 +17,11 @@ constexpr double kSixDigits =
 
 struct Layer {
     Runtime rt{backend_for(Device::cpu), NumberFormat::f64};
-    Communicator alone;
-    ExpertGroup group{&alone, &alone};
+    RankGroups alone;
     ParameterSet parameters{rt};
     std::unique_ptr<MoeLayer> moe;
     Layer(const ModelSpec& model, const MoeFeedForward& spec) {
-        moe = std::make_unique<MoeLayer>(rt, parameters, "moe", model, spec, group, 0, Seed{1});
+        moe = std::make_unique<MoeLayer>(rt, parameters, "moe", model, spec, alone, 0, Seed{1});
     }
     void set(const std::string& name, const std::vector<double>& values) {
         ASSERT_EQ(parameters.at(name).count(), std::int64_t(values.size()));

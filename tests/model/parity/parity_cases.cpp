@@ -137,8 +137,7 @@ Json whole_model(const ModelSpec& model) {
 /// layer's own losses) by x and by every parameter.
 Json one_layer(const ModelSpec& model, const std::string& part) {
     Runtime rt(backend_for(Device::cpu), NumberFormat::f32);
-    const Communicator alone;
-    ExpertGroup group{&alone, &alone};
+    RankGroups alone;
     ParameterSet parameters(rt);
     const Seed seed{5};
     parameters.set_seed(derive(seed, "parameters"));
@@ -156,7 +155,7 @@ Json one_layer(const ModelSpec& model, const std::string& part) {
     const LayerSpec& layer = model.layers.back();
     Tensor y, dx;
     if (part == "attention") {
-        SelfAttention attention(rt, parameters, "layer", model, layer);
+        SelfAttention attention(rt, parameters, "layer", model, layer, alone);
         SelfAttention::Saved saved;
         y = attention.forward(x, batch, saved);
         dx = attention.backward(x, dy, batch, saved);
@@ -169,7 +168,7 @@ Json one_layer(const ModelSpec& model, const std::string& part) {
         dx = dense.backward_all(x.data(), dy, batch.num_tokens(), saved);
     } else {
         MoeLayer moe(rt, parameters, "layer", model, std::get<MoeFeedForward>(layer.feed_forward),
-                     group, 1, seed);
+                     alone, 1, seed);
         MoeLayer::Saved saved;
         MoeReport report;
         y = moe.forward(x, batch, saved, report);
