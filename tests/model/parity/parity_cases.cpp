@@ -172,6 +172,8 @@ Json one_layer(const ModelSpec& model, const std::string& part) {
         MoeLayer::Saved saved;
         MoeReport report;
         y = moe.forward(x, batch, saved, report);
+        if (moe.spec().balance == BalanceScope::global)  // whose step is this micro-batch alone
+            moe.weigh_balance(saved, report, saved.balance_counts, double(saved.scope_units));
         dx = moe.backward(x, dy, batch, saved);
     }
     Json out;

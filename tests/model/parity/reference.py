@@ -174,8 +174,9 @@ def allowed_experts(moe, logits, batch, seed, layer_index, heads):
     return allowed
 
 
-def moe_layer(p, name, model, moe, x, batch, seed, layer_index, bias=None):
-    """@return (y, losses by coefficient, choices of every expert)"""
+def moe_layer(p, name, model, moe, x, batch, seed, layer_index, bias=None, of_step=None):
+    """@param of_step  (choices of every expert that count, units) of all micro-batches of the step, for a global balance loss
+    @return (y, losses by coefficient, balance loss, choices of every expert, those that count)"""
     d, tokens, layers = model["hidden_size"], x.shape[0], len(model["layers"])
     heads, experts, k = moe.get("num_moe_heads", 1), moe["num_experts"], moe["top_k"]
     width, units = d // heads, tokens * heads
@@ -228,6 +229,8 @@ def moe_layer(p, name, model, moe, x, batch, seed, layer_index, bias=None):
     for scope in range(scopes):
         rows = slice(scope * units // scopes, (scope + 1) * units // scopes)
         share = torch.bincount(ids[rows, :counted].reshape(-1), minlength=experts).double() / (units / scopes)
+        if of_step and moe.get("balance") == "global":
+            share = of_step[0] / of_step[1]
         balance = balance + experts / counted * (share * probability[rows].mean(0)).sum() / scopes
     if routing.startswith("gshard"):
         balance = balance / experts ** 2
@@ -266,7 +269,7 @@ def moe_layer(p, name, model, moe, x, batch, seed, layer_index, bias=None):
         inner = moe["num_shared_experts"] * moe["shared_expert_hidden_size"]
         y = y + experts_of(p, f"{name}.shared", 1, d, inner, moe, layers)[0](x)
     losses = moe.get("balance_coefficient", 0.0) * balance + moe.get("z_loss_coefficient", 0.0) * z
-    return y, losses, balance, torch.bincount(ids.reshape(-1), minlength=experts)
+    return y, losses, balance, torch.bincount(ids.reshape(-1), minlength=experts), torch.bincount(ids[:, :counted].reshape(-1), minlength=experts), units
 
 
 def normalise(p, name, model, x):
@@ -277,8 +280,9 @@ def normalise(p, name, model, x):
     return rms_norm(x, weight)
 
 
-def forward(p, model, batch, seed, biases):
-    """@return (loss to descend, cross-entropy, [balance by MoE layer], [counts by MoE layer])"""
+def forward(p, model, batch, seed, biases, of_step):
+    """@param of_step  {layer: (choices that count, units)} of the whole step, where known
+    @return (loss to descend, cross-entropy, [balance by MoE layer], [(layer, choices, choices that count, units)])"""
     d, vocabulary = model["hidden_size"], model["vocab_size"]
     table = p.get("embedding", (vocabulary, d), 0.02 if model.get("tied_embeddings") else 0.1)
     x = table[torch.tensor(batch["tokens"])]
@@ -292,10 +296,10 @@ def forward(p, model, batch, seed, biases):
             spec = feed_forward["dense"]
             y = experts_of(p, name + ".dense", 1, d, spec["dense_hidden_size"], spec, len(model["layers"]))[0](y)
         else:
-            y, losses, balance, chosen = moe_layer(p, name + ".moe", model, feed_forward["moe"], y, batch, seed, i, biases.get(i))
+            y, losses, balance, *chosen = moe_layer(p, name + ".moe", model, feed_forward["moe"], y, batch, seed, i, biases.get(i), of_step.get(i))
             extra = extra + losses
             balances.append(float(balance))
-            counts.append((i, chosen))
+            counts.append((i, *chosen))
         x = x + y
     x = normalise(p, "final_norm", model, x)
     head = table if model.get("tied_embeddings") else p.get("lm_head", (vocabulary, d), 0.02)
@@ -347,7 +351,7 @@ def check_layer(report, name, case):
         spec = layer["feed_forward"]["dense"]
         y = experts_of(p, "layer", 1, d, spec["dense_hidden_size"], spec, len(model["layers"]))[0](x)
     else:
-        y, losses, _, _ = moe_layer(p, "layer", model, layer["feed_forward"]["moe"], x, batch, seed, 1)
+        y, losses, *_ = moe_layer(p, "layer", model, layer["feed_forward"]["moe"], x, batch, seed, 1)
     ((y * dy).sum() + losses).backward()
     # f32 rounds to 6e-8; sums of some ten to a hundred products of that size, twice or thrice in a row.
     report.near(f"{name}: y", case["y"], y, 2e-6, "layer forward, f32")
@@ -370,12 +374,18 @@ def check_model(report, name, case):
         cross_entropy, balance, counts = 0.0, 0.0, {}
         if optimizer:
             optimizer.zero_grad()
+        of_step = {}
+        with torch.no_grad():
+            for batch in batches:
+                for i, _, that_count, units in forward(p, model, batch, seed, biases, {})[3]:
+                    before = of_step.get(i, (0, 0))
+                    of_step[i] = (before[0] + that_count.double(), before[1] + units)
         for batch in batches:
-            loss, ce, balances, chosen = forward(p, model, batch, seed, biases)
+            loss, ce, balances, chosen = forward(p, model, batch, seed, biases, of_step)
             (loss * batch["weight"]).backward()
             cross_entropy += ce * batch["weight"]
             balance += sum(balances) / max(1, len(balances)) * batch["weight"]
-            for i, count in chosen:
+            for i, count, *_ in chosen:
                 counts[i] = counts.get(i, 0) + count
         values = [(value, decays) for value, decays in p.made.values() if value.grad is not None]
         norm = math.sqrt(sum(float(value.grad.pow(2).sum()) for value, _ in values))
