@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -171,14 +172,34 @@ TEST(Record, ItemsThatAreNoRecordsAreSkipped) {
 
 TEST(Record, EveryTruncatedOrDamagedCopyIsReadOrRefusedNeverWorse) {
     const std::string whole = Json::array({dense_record(), moe_record()}).dump();
+    int read = 0, skipped_with_reason = 0, refused = 0;
+    const auto try_copy = [&](const std::string& copy) {
+        try {
+            for (const Record& record : read_records(JsonReader::from_text(copy, "f.json"))) {
+                if (const auto* out = std::get_if<SkippedRecord>(&record)) {
+                    EXPECT_FALSE(out->reason.empty() || out->rule.empty()) << copy;
+                    ++skipped_with_reason;
+                } else if (const auto* run = std::get_if<TrainingRecord>(&record)) {
+                    EXPECT_GT(run->gpus, 0);
+                    EXPECT_TRUE(!run->step_time || std::isfinite(run->step_time->value));
+                    ++read;
+                }
+            }
+        } catch (const InputError& error) {
+            EXPECT_THAT(error.what(), HasSubstr("f.json"));
+            ++refused;
+        }
+    };
     for (std::size_t at = 0; at < whole.size(); at += 7) {
         std::string damaged = whole;
         damaged[at] = static_cast<char>(damaged[at] ^ 5);
-        try {
-            read_records(JsonReader::from_text(damaged, "f.json"));
-        } catch (const InputError&) {
-        }
+        try_copy(damaged);
+        const int refused_before = refused;
+        try_copy(whole.substr(0, at));  // cut short it is no JSON
+        EXPECT_EQ(refused, refused_before + 1) << at;
     }
+    EXPECT_GT(read, 0);
+    EXPECT_GT(skipped_with_reason, 0);
 }
 
 TEST(Table, EveryRowIsARunAndABadOneIsSkipped) {
