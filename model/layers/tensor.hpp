@@ -6,6 +6,7 @@
 #include <map>
 #include <optional>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "core/number_format.hpp"
@@ -31,7 +32,8 @@ class Memory {
 
   private:
     const Backend& backend_;
-    std::map<std::size_t, std::vector<void*>> kept_;  ///< by size of block
+    std::map<std::size_t, std::vector<void*>> kept_;  ///< by size of block; none is empty
+    std::unordered_map<void*, std::size_t> size_of_;  ///< of every block, lent or kept
     std::uint64_t in_use_ = 0, peak_ = 0;
 };
 
