@@ -32,6 +32,11 @@ Status grouped_gemm(const GroupedGemmCall*, Stream_*);
 Status permutation_map(const PermutationMap*, Stream_*);
 Status convert(const Convert*, Stream_*);
 
+/// head_size/2 cosines, then as many sines, of the angles position · theta^(−2i/head_size), made in
+/// double; valid until this thread's next call (rotation_table.cpp).
+template <class T>
+const T* rotation(std::int64_t position, std::int64_t head_size, double theta);
+
 /// Scratch memory of this thread, at least so many bytes; content undefined, valid until the next
 /// call with the same slot.
 void* scratch(int slot, std::size_t bytes);
