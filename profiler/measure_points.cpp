@@ -181,9 +181,10 @@ void add_step(Points& points, const ModelSpec& model, const ParallelLayout& layo
             points.add(attention_point(kernel, batch, sequence, attention.heads, attention.kv_heads,
                                        attention.head_size, layer.window.value_or(0)),
                        importance);
-        points.streamed({"rope_forward", "rope_backward"},
-                        tokens * (attention.heads + attention.kv_heads), attention.head_size,
-                        importance);
+        for (const char* kernel : {"rope_forward", "rope_backward"})
+            points.add(rope_point(kernel, tokens, attention.heads + attention.kv_heads,
+                                  attention.head_size),
+                       importance);
         points.streamed({"rms_norm_forward", "rms_norm_backward", "residual_add", "copy"}, tokens,
                         hidden, importance);
         if (const auto* moe = std::get_if<MoeFeedForward>(&layer.feed_forward)) {
