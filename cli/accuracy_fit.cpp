@@ -171,13 +171,17 @@ void print_predictions(const Evaluation& evaluation) {
                    percent(*all.coverage));
     const Ranking ranking = rank_layouts(evaluation.rows);
     if (ranking.groups.empty()) return;
-    Table ranks({"layouts of one model, batch and size", "groups", "rank correlation: median",
-                 "worst", "first pick longer by %: mean", "worst", "best of three: mean"});
-    ranks.row({"all", std::to_string(ranking.groups.size()),
-               fmt::format("{:.3f}", ranking.median_correlation),
-               fmt::format("{:.3f}", ranking.worst_correlation),
-               percent(ranking.mean_regret_of_one), percent(ranking.worst_regret_of_one),
-               percent(ranking.mean_regret_of_three)});
+    Table ranks({"order of runs that differ in layout alone", "sweeps", "runs",
+                 "rank correlation: median", "worst", "first pick longer by %: mean", "worst",
+                 "best of three: mean"});
+    const auto add = [&](const std::string& name, const RankingSummary& s) {
+        ranks.row({name, std::to_string(s.sweeps), std::to_string(s.runs),
+                   fmt::format("{:.3f}", s.median_correlation),
+                   fmt::format("{:.3f}", s.worst_correlation), percent(s.mean_regret_of_one),
+                   percent(s.worst_regret_of_one), percent(s.mean_regret_of_three)});
+    };
+    for (const RankingSummary& family : ranking.families) add(family.family, family);
+    add("all", ranking.all);
     fmt::print("{}\n", ranks.text());
 }
 

@@ -46,6 +46,30 @@ const std::map<std::string, FrameworkRules, std::less<>>& table() {
                            .fp32_weights_sharded = true,
                            .bytes_per_logit = 10,
                            .sharding = Sharding::zero3};
+        // Composer wraps the model in PyTorch FSDP: fp32 shards, 16-bit while gathered
+        // (llmfoundry/models/utils, composer/distributed).
+        out["llm-foundry"] = {.name = "llm-foundry",
+                              .pads_vocabulary = false,
+                              .fp32_weights_sharded = true,
+                              .bytes_per_logit = 10,
+                              .sharding = Sharding::zero3};
+        // FSDP2 and DTensor over Hugging Face models (nemo_automodel/components/distributed).
+        out["nemo-automodel"] = {.name = "nemo-automodel",
+                                 .kv_heads_divide = true,
+                                 .pads_vocabulary = false,
+                                 .sequence_parallel_with_tp = true,
+                                 .fp32_weights_sharded = true,
+                                 .bytes_per_logit = 10,
+                                 .sharding = Sharding::zero3};
+        // Megatron's layers under DeepSpeed's engine; ZeRO only where it is configured.
+        out["megatron-deepspeed"] = {.name = "megatron-deepspeed",
+                                     .even_stages = true,
+                                     .expert_group_in_data = true,
+                                     .refuses_sharded_pipeline = true,
+                                     .sharding = Sharding::none};
+        // GPT of OneFlow's benchmarks: Megatron's splits by its own compiler, states on every
+        // replica.
+        out["oneflow"] = {.name = "oneflow", .even_stages = true, .sharding = Sharding::none};
         out["colossalai"] = {.name = "colossalai"};
         out["vllm"] = {.name = "vllm", .experts_divide = false, .sharding = Sharding::none};
         out["maxtext"] = {.name = "maxtext",

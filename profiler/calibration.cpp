@@ -1,5 +1,6 @@
 #include "profiler/calibration.hpp"
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "core/data_files.hpp"
@@ -15,6 +16,10 @@ constexpr std::array<ConstantFacts, kNumConstants> kFacts = {{
      "", 1, 0.4, 1.2},
     {Constant::sustained_hopper, "sustained_hopper", "the same: Hopper", "", 1, 0.4, 1.2},
     {Constant::sustained_blackwell, "sustained_blackwell", "the same: Blackwell", "", 1, 0.3, 1.2},
+    {Constant::power_exponent, "power_exponent",
+     "how the sustained rate follows the power that a GPU may draw a peak flop, among GPUs of one "
+     "generation: 0 not at all, 1 in proportion (every flop costs the same energy)",
+     "", 0, 0, 1.2},
     {Constant::narrow_training, "narrow_training",
      "the same for fp8 and fp4 products of any generation (scales and transposes as well)", "", 1,
      0.3, 1.2},
@@ -105,17 +110,34 @@ Calibration shipped_calibration() {
     return calibration_from_json(JsonReader::from_file(shipped_file("specs", "calibration")));
 }
 
+namespace {
+
+/// Where a generation's constant is meant: watts a flop per second of the 16-bit peak on the GPU
+/// whose tables the generation's formula was fitted on. H100 SXM: 700 W, 989 TFlop/s. B200: 1000 W,
+/// 2250 TFlop/s. Ampere's GPUs draw alike, and Volta is none of them.
+constexpr double kHopperPower = 700 / 989e12, kBlackwellPower = 1000 / 2250e12;
+
+}  // namespace
+
 double sustained(const Profile& profile, Precision precision) {
     if (profile.host_overlap <= 0) return 1;  // a CPU: measured as it runs
     // The tensor cores of a generation are told by what they multiply: fp4 came with Blackwell, fp8
     // with Hopper.
     const auto& peak = profile.roofline.peak;
-    if (precision == Precision::fp8 || precision == Precision::mxfp8 ||
-        precision == Precision::nvfp4)
-        return profile.calibration[Constant::narrow_training];
-    return profile.calibration[peak.contains(Precision::nvfp4) ? Constant::sustained_blackwell
-                               : peak.contains(Precision::fp8) ? Constant::sustained_hopper
-                                                               : Constant::sustained_ampere];
+    const bool blackwell = peak.contains(Precision::nvfp4),
+               hopper = !blackwell && peak.contains(Precision::fp8),
+               narrow = precision == Precision::fp8 || precision == Precision::mxfp8 ||
+                        precision == Precision::nvfp4;
+    double rate = profile.calibration[narrow      ? Constant::narrow_training
+                                      : blackwell ? Constant::sustained_blackwell
+                                      : hopper    ? Constant::sustained_hopper
+                                                  : Constant::sustained_ampere];
+    const auto wide = peak.find(Precision::bf16);
+    if ((blackwell || hopper) && profile.roofline.board_power_w > 0 && wide != peak.end())
+        rate *= std::pow(profile.roofline.board_power_w / wide->second.value /
+                             (blackwell ? kBlackwellPower : kHopperPower),
+                         profile.calibration[Constant::power_exponent]);
+    return rate;
 }
 
 }  // namespace moeplan

@@ -19,6 +19,7 @@ enum class Constant : std::uint8_t {
     sustained_ampere,
     sustained_hopper,
     sustained_blackwell,
+    power_exponent,
     narrow_training,
     attention_backward,
     memory_training,
@@ -28,7 +29,7 @@ enum class Constant : std::uint8_t {
     collective_training,
     sharding_loss
 };
-inline constexpr int kNumConstants = 11;
+inline constexpr int kNumConstants = 12;
 
 /// One row of the table: what a constant is, and what a fit may make of it.
 struct ConstantFacts {

@@ -133,6 +133,7 @@ struct Roofline {
     double attention_half_sequence = 0;  ///< the same for attention over the sequence length
     double attention_backward = 0.7;     ///< efficiency of attention's backward over its forward's
     Seconds kernel_overhead;             ///< of the shortest kernel, on the device
+    double board_power_w = 0;            ///< watts that the GPU may draw for long; 0: not stated
     std::optional<GemmModel> gemm_model;
     std::optional<AttentionModel> attention_model;
 };

@@ -129,7 +129,7 @@ Roofline roofline_from_json(const JsonReader& reader) {
     reader.refuse_unknown({"peak", "memory_bandwidth", "num_sms", "l2", "tiles", "gemm_efficiency",
                            "attention_efficiency", "memory_efficiency", "gemm_half_depth",
                            "attention_half_sequence", "attention_backward", "kernel_overhead",
-                           "gemm_model", "attention_model"});
+                           "gemm_model", "attention_model", "board_power_w"});
     Roofline roofline;
     for (const auto& [name, value] : reader.at("peak").members()) {
         const auto precision = from_name<Precision>(name);
@@ -157,6 +157,8 @@ Roofline roofline_from_json(const JsonReader& reader) {
         roofline.attention_half_sequence = found->number(0, 1e6);
     if (const auto found = reader.find("kernel_overhead"))
         roofline.kernel_overhead = found->seconds();
+    if (const auto found = reader.find("board_power_w"))
+        roofline.board_power_w = found->number(1, 1e5);
     if (const auto found = reader.find("gemm_model"))
         roofline.gemm_model = gemm_model_from_json(*found);
     if (const auto found = reader.find("attention_model"))
@@ -179,6 +181,7 @@ Json to_json(const Roofline& roofline) {
     json["attention_backward"] = roofline.attention_backward;
     json["memory_efficiency"] = roofline.memory_efficiency;
     json["kernel_overhead"] = to_exact_text(roofline.kernel_overhead);
+    if (roofline.board_power_w > 0) json["board_power_w"] = roofline.board_power_w;
     if (roofline.gemm_model) json["gemm_model"] = to_json(*roofline.gemm_model);
     if (roofline.attention_model) json["attention_model"] = to_json(*roofline.attention_model);
     return json;

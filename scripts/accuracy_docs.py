@@ -57,11 +57,10 @@ def tables(found):
     parts.append("Every kind of figure:\n\n" + table(["metric", "figures", "median", "mean", "p90", "predicted / measured"],
                  [[name.replace("_", " "), str(part["records"]), *errors(part)] for name, part in by["metric"].items()]))
     if found.get("sweeps"):
-        sweeps = found["sweeps"]
-        correlation = sorted(one["spearman"] for one in sweeps)
-        parts.append(f"{len(sweeps)} sweeps over layouts: rank correlation median {correlation[len(correlation) // 2]:.3f}, lowest {correlation[0]:.3f}; "
-                     f"our pick is {percent(sum(one['regret'] for one in sweeps) / len(sweeps))} % slower than the best measured on average, "
-                     f"the best of our first three {percent(sum(one['best_of_3_regret'] for one in sweeps) / len(sweeps))} %.\n")
+        parts.append("Order of layouts (how much longer than the best measured, in %):\n\n" +
+                     table(["sweeps of", "sweeps", "runs", "rank correlation, median", "lowest", "our pick, mean", "best of our three, mean"],
+                           [[one["family"], str(one["sweeps"]), str(one["runs"]), f"{one['median_spearman']:.3f}", f"{one['lowest_spearman']:.3f}",
+                             percent(one["mean_regret"]), percent(one["mean_best_of_3_regret"])] for one in found["sweep_families"]]))
     if found.get("held_out"):
         parts.append("Kernels and collectives, from profiles built without them:\n\n" +
                      table(["kind", "variant", "left out", "points", "median", "mean", "p90", "predicted / measured"],

@@ -32,6 +32,9 @@ FLOOR_TILES = {"volta": [[128, 256], [128, 128], [64, 128], [64, 64]], "ampere":
                "hopper": [[128, 256], [128, 128], [64, 128]], "blackwell": [[256, 256], [128, 256], [128, 128], [64, 128]]}
 # Half of the bf16 tensor rate where the datasheet gives TF32; V100 has no TF32: its fp32 rate.
 FP32_TFLOPS = {"v100-sxm2-16": 15.7, "v100-sxm2-32": 15.7, "v100-sxm3-32": 16.4}
+# Watts that a GPU may draw (datasheets: NVIDIA's pages of the parts; GB200 and GB300: one GPU of the superchip; the 500 W limit is its source's).
+BOARD_POWER_W = {"v100-sxm2-16": 300, "v100-sxm2-32": 300, "v100-sxm3-32": 450, "a100-sxm-40": 400, "a100-sxm-80": 400, "h100-sxm": 700, "h100-96-hbm2e-500w": 500,
+                 "h200-sxm": 700, "h800-sxm": 700, "b200-sxm": 1000, "b300-sxm": 1100, "gb200": 1200, "gb300": 1400}
 
 
 def generation(gpu):
@@ -147,6 +150,7 @@ def profile(gpu, hardware, kernels, collectives):
             "attention_backward": 1,
             "memory_efficiency": MEMORY_EFFICIENCY,
             "kernel_overhead": gemm["launch"],
+            "board_power_w": BOARD_POWER_W[gpu],
             "gemm_model": gemm,
             "attention_model": attention,
         },

@@ -333,9 +333,10 @@ struct AttentionSizes {
     std::int64_t latent_norm = 0;  ///< RMSNorm width on the compressed vectors, not sharded
     double kv_width = 0;           ///< of keys and values that context parallelism gathers
 };
-/// @param fused  one product makes queries, keys and values
+/// @param fused   one product makes queries, keys and values
+/// @param rotary  else positions are learned, and nothing is rotated
 AttentionSizes sizes_of(const Attention& attention, std::int64_t hidden, std::int64_t tp,
-                        bool fused) {
+                        bool fused, bool rotary) {
     AttentionSizes out;
     if (const auto* gqa = std::get_if<GroupedQueryAttention>(&attention)) {
         out.query_heads = std::max<std::int64_t>(1, gqa->num_attention_heads / tp);
@@ -347,8 +348,9 @@ AttentionSizes sizes_of(const Attention& attention, std::int64_t hidden, std::in
             out.inputs = {{out.query_heads * gqa->head_size, hidden},
                           {out.kv_heads * gqa->head_size, hidden},
                           {out.kv_heads * gqa->head_size, hidden}};
-        out.rope_items = (out.query_heads + out.kv_heads) * gqa->head_size;
-        if (gqa->qk_norm) out.norm_items = out.rope_items;
+        const std::int64_t items = (out.query_heads + out.kv_heads) * gqa->head_size;
+        if (rotary) out.rope_items = items;
+        if (gqa->qk_norm) out.norm_items = items;
         out.output_width = out.query_heads * gqa->head_size;
         out.kv_width = 2.0 * static_cast<double>(out.kv_heads * gqa->head_size);
         return out;
@@ -421,7 +423,8 @@ void LayerPasses::attention_forward(Pass& pass, const LayerSpec& layer, Phase ph
     const std::int64_t tp = step_.layout.tensor_parallel_size,
                        cp = step_.layout.context_parallel_size, T = shapes_.tokens;
     const AttentionSizes a =
-        sizes_of(layer.attention, step_.model.hidden_size, tp, !is_own_trainer(step_));
+        sizes_of(layer.attention, step_.model.hidden_size, tp, !is_own_trainer(step_),
+                 !step_.model.learned_positions);
     const bool gathers = step_.schedule.sequence_parallel && tp > 1,
                overlaps = effective_overlap(step_).tensor;
     pass.name("attention");
@@ -490,11 +493,16 @@ void LayerPasses::column_gradients(Pass& pass, std::int64_t T,
     const Collective kind = gathers ? Collective::reduce_scatter : Collective::all_reduce;
     // The gathered input is needed again for the weights' gradients: it travels beside the input's
     // gradient, and that beside the weights'.
-    if (gathers && weight)
+    const auto& recompute = step_.schedule.recompute;
+    if (gathers && weight && !software_.keeps_gathered)
         pass.beside(Collective::all_gather, Group::tensor, bytes, Stream::tensor, Part::tensor_comm,
                     true);
+    else if (gathers && weight && !recompute.full && !recompute.modules.empty())
+        pass.exchange(Collective::all_gather, Group::tensor, bytes, Stream::tensor,
+                      Part::tensor_comm);  // selective checkpoints drop what was gathered
     pass.name(name);
-    const bool beside = split && input && weight && software_.overlaps_weight_gradient;
+    const bool beside = split && input && weight &&
+                        (software_.overlaps_weight_gradient || effective_overlap(step_).tensor);
     if (!beside) {
         for (const auto& [n, k] : shapes) pass.gemm_backward(T, n, k, which);
         pass.join();
@@ -516,7 +524,8 @@ void LayerPasses::attention_backward(Pass& pass, const LayerSpec& layer, Backwar
     const std::int64_t tp = step_.layout.tensor_parallel_size,
                        cp = step_.layout.context_parallel_size, T = shapes_.tokens;
     const AttentionSizes a =
-        sizes_of(layer.attention, step_.model.hidden_size, tp, !is_own_trainer(step_));
+        sizes_of(layer.attention, step_.model.hidden_size, tp, !is_own_trainer(step_),
+                 !step_.model.learned_positions);
     const bool gathers = step_.schedule.sequence_parallel && tp > 1;
     const bool input = which != BackwardPart::weight;
     const auto& recompute = step_.schedule.recompute;
@@ -913,12 +922,14 @@ LayerPass LayerPasses::forward(const LayerSpec& layer) {
         moe_forward(pass, *moe, Phase::forward);
     else
         dense_forward(pass, std::get<DenseFeedForward>(layer.feed_forward), Phase::forward);
+    keep_random_states(pass, layer, true);
     return pass.finish();
 }
 
 LayerPass LayerPasses::backward(const LayerSpec& layer, BackwardPart which) {
     Pass pass(step_, software_, shapes_, works_);
     gather_parameters(pass, false);
+    if (which != BackwardPart::weight) keep_random_states(pass, layer, false);
     const auto* moe = std::get_if<MoeFeedForward>(&layer.feed_forward);
     if (step_.schedule.recompute.full && which != BackwardPart::weight) {
         attention_forward(pass, layer, Phase::recompute);
@@ -934,6 +945,31 @@ LayerPass LayerPasses::backward(const LayerSpec& layer, BackwardPart which) {
         dense_backward(pass, std::get<DenseFeedForward>(layer.feed_forward), which);
     attention_backward(pass, layer, which);
     return pass.finish();
+}
+
+namespace {
+
+/// Parts of a layer that are rebuilt in the backward pass, each behind its own checkpoint.
+int checkpoints_of(const LayerSpec& layer, const Recompute& recompute) {
+    if (recompute.full) return 1;
+    const auto* moe = std::get_if<MoeFeedForward>(&layer.feed_forward);
+    const auto has = [&](const char* module) { return recompute.modules.contains(module) ? 1 : 0; };
+    int count = has("core_attn") + 2 * has("layernorm");
+    if (std::holds_alternative<LatentAttention>(layer.attention)) count += has("mla_up_proj");
+    if (!moe) return count + has("mlp");
+    return count + has("moe") + has("moe_act") +
+           (moe->num_shared_experts > 0 ? has("shared_experts") : 0);
+}
+
+}  // namespace
+
+/// The host's part in recomputation: states of random numbers are kept before a part and set again
+/// before it is rebuilt.
+void LayerPasses::keep_random_states(Pass& pass, const LayerSpec& layer, bool forward) {
+    const int count = checkpoints_of(layer, step_.schedule.recompute);
+    pass.phase = forward ? Phase::forward : Phase::recompute;
+    pass.launches(count *
+                  (forward ? software_.checkpoint.forward : software_.checkpoint.backward));
 }
 
 /// The host's part in gathering a layer's sharded parameters and freeing them again.

@@ -87,6 +87,7 @@ class LayerPasses {
     ExpertWay expert_way(const MoeFeedForward&) const;
     void expert_exchange(Pass&, const ExpertWay&, Bytes row, Part, bool to_experts);
     void gather_parameters(Pass&, bool forward);
+    void keep_random_states(Pass&, const LayerSpec&, bool forward);
     void shared_forward(Pass&, const MoeFeedForward&);
     void shared_backward(Pass&, const MoeFeedForward&, BackwardPart);
 

@@ -83,6 +83,7 @@ void apply(SoftwareCosts& costs, const JsonReader& part, const std::string& gene
     if (const auto found = part.find("per_expert")) costs.per_expert = launches_from(*found);
     if (const auto found = part.find("tensor_parallel"))
         costs.tensor_parallel = launches_from(*found);
+    if (const auto found = part.find("checkpoint")) costs.checkpoint = launches_from(*found);
     factor("narrow_launches", costs.narrow_launches);
     factor("latent_attention", costs.latent_attention);
     if (const auto found = part.find("sync")) costs.sync = found->choice<CountSync>();
@@ -101,6 +102,13 @@ void apply(SoftwareCosts& costs, const JsonReader& part, const std::string& gene
     factor("step_work", costs.step_work);
     if (const auto found = part.find("overlaps_weight_gradient"))
         costs.overlaps_weight_gradient = found->boolean();
+    const auto flag = [&](const char* key, bool& value) {
+        if (const auto found = part.find(key)) value = found->boolean();
+    };
+    flag("waits_for_messages", costs.waits_for_messages);
+    flag("keeps_gathered", costs.keeps_gathered);
+    flag("scatters_messages", costs.scatters_messages);
+    factor("sharded_gradient_bytes", costs.sharded_gradient_bytes);
     factor("elementwise_bytes", costs.elementwise_bytes);
     factor("router_bytes", costs.router_bytes);
     factor("loss_bytes", costs.loss_bytes);
@@ -129,6 +137,11 @@ void check(const JsonReader& part) {
                          "launch_factors",
                          "per_expert",
                          "tensor_parallel",
+                         "checkpoint",
+                         "waits_for_messages",
+                         "keeps_gathered",
+                         "scatters_messages",
+                         "sharded_gradient_bytes",
                          "narrow_launches",
                          "latent_attention",
                          "sync",

@@ -51,6 +51,8 @@ struct SoftwareCosts {
     Launches per_expert;          ///< of `experts`, more for each local expert, from a compiled
                                   ///< loop: a bare launch each
     Launches tensor_parallel;     ///< more of `attention` and `feed_forward`, shared out
+    Launches checkpoint;          ///< more for each part of a layer that is recomputed: states of
+                                  ///< random numbers are kept and restored
     double latent_attention = 1;  ///< factor on launches of `attention` where it is latent
     double narrow_launches = 1;   ///< factor on launches of products in fp8 and fp4
     CountSync sync = CountSync::before_dispatch;
@@ -60,6 +62,13 @@ struct SoftwareCosts {
         attention_backward = 0;    ///< this generation of GPU; 0: as the profile
     bool overlaps_weight_gradient = true;  ///< tensor parallelism's exchange of an input gradient
                                            ///< runs beside the weight gradient
+    bool waits_for_messages = false;  ///< of stages, without chunks: the host waits until each is
+                                      ///< sent and received before it launches another pass
+    bool keeps_gathered = false;  ///< sequence parallelism: the gathered input is kept for the weight
+                                  ///< gradient, not gathered again
+    bool scatters_messages = false;  ///< between stages each tensor-parallel rank sends its part
+    double sharded_gradient_bytes = 0;  ///< of an element that is reduced where parameters are
+                                        ///< sharded (ZeRO-3); 0: as gradient_bytes
     double overlapped_share = 1;   ///< of an exchange among experts that another micro-batch hides
     double step_work = 1;          ///< factor on the calibration's host time a step
     double elementwise_bytes = 1;  ///< factors on what memory-bound kernels move

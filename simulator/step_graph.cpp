@@ -185,6 +185,7 @@ class Builder {
             assert(*send != kNone);
             graph_.edges.push_back({*send, receiver});
         }
+        await_messages();
         tied_embeddings();
         notes();
         return std::move(graph_);
@@ -561,8 +562,9 @@ class Builder {
         demand.kind = Collective::send_recv;
         demand.group = group;
         demand.stage = static_cast<std::uint16_t>(lane);
-        demand.payload = Bytes{static_cast<double>(shapes.split_tokens) * step_.model.hidden_size *
-                               shapes.element.value};
+        const auto tokens = static_cast<double>(
+            costs().scatters_messages ? shapes.routed_tokens : shapes.split_tokens);
+        demand.payload = Bytes{tokens * step_.model.hidden_size * shapes.element.value};
         sent = add_exchange(state, demand, stream, Part::pipeline_comm, phase, 0, slot.micro_batch,
                             {state.last});
     }
@@ -659,7 +661,10 @@ class Builder {
         const Collective kind = step_.schedule.sharding == Sharding::none
                                     ? Collective::all_reduce
                                     : Collective::reduce_scatter;
-        const double stated = software_costs(step_).gradient_bytes,
+        const SoftwareCosts& software = costs();
+        const double stated = shards_parameters() && software.sharded_gradient_bytes > 0
+                                  ? software.sharded_gradient_bytes
+                                  : software.gradient_bytes,
                      size = stated > 0 ? stated : size_of(step_.schedule.main_gradients).value;
         for (const auto& [group, count] : {std::pair{Group::data_context, parameters.dense},
                                            std::pair{Group::expert_data, parameters.expert}}) {
@@ -671,6 +676,11 @@ class Builder {
         }
     }
 
+    /// Of the step's software, found once.
+    const SoftwareCosts& costs() {
+        if (!costs_) costs_ = software_costs(step_);
+        return *costs_;
+    }
     bool shards_parameters() const { return step_.schedule.sharding == Sharding::zero3; }
     std::vector<std::uint32_t> gather(LaneState& state, int lane, int layer, int micro_batch,
                                       Phase phase, const std::vector<std::uint32_t>& before) {
@@ -758,6 +768,21 @@ class Builder {
                                   count * parameter_bytes(), Phase::optimizer, 0, 0, {state.last});
     }
 
+    /// Megatron's pipeline without chunks waits on the host for every message between stages, so no
+    /// pass is launched while the one before it runs.
+    void await_messages() {
+        if (stages() < 2 || chunks() > 1 || runs_on_cpu(step_) ||
+            !costs().waits_for_messages)
+            return;
+        for (const auto& slots : graph_.slots)
+            for (std::size_t s = 0; s + 1 < slots.size(); ++s)
+                for (std::uint32_t i = slots[s]; i < slots[s + 1]; ++i)
+                    if (!graph_.ops[i].exchange) {
+                        graph_.ops[i].awaited = true;
+                        break;
+                    }
+    }
+
     /// First and last stage hold the same matrix: their gradients meet before the optimizer of
     /// both.
     void tied_embeddings() {
@@ -822,6 +847,7 @@ class Builder {
     }
 
     const StepCase& step_;
+    std::optional<SoftwareCosts> costs_;
     StepGraph graph_;
     std::optional<RoutingModel> routing_;
     std::vector<int> moe_index_;                         // [layers] its MoE layer, or −1

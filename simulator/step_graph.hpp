@@ -123,6 +123,7 @@ struct Op {
     Stream stream = Stream::compute;
     Part part = Part::compute;
     bool exchange = false;
+    bool awaited = false;  ///< the host waits until this kernel could begin, then launches it
     std::uint32_t demand = 0;  ///< index of a job, or of an exchange's demand
     std::int32_t under = -1;   ///< demand of the exchange that takes SMs while this job runs
 };

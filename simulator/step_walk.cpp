@@ -80,6 +80,7 @@ void Walker::work(std::uint32_t i) {
     }
     double& host = host_[op.lane];
     const double begin = line_.begin[i];
+    if (op.awaited) host = std::max(host, begin);
     if (price.sync_first > 0) host = std::max(host, begin) + price.sync_first;
     const double mixed = price.mixed > 0 ? price.mixed + (device - price.device) : 0;
     double& end = line_.end[i];

@@ -138,13 +138,28 @@ void add_groups(Page& page, const JsonReader& by) {
     }
 }
 
-void add_sweeps(Page& page, const JsonReader& sweeps) {
+void add_sweeps(Page& page, const JsonReader& sweeps, const std::optional<JsonReader>& families) {
     if (sweeps.size() == 0) return;
     page.section("Would it have chosen well?");
     page.paragraph(
-        "Runs of one model on the same GPUs: how well predictions rank them (Spearman), and how "
-        "much slower than the best measured one the layout is that we would pick, and the best of "
-        "our first three.");
+        "Runs of one source that share model, GPUs, batch, precision and software and differ in "
+        "what a planner chooses: how well predictions rank them (Spearman), and how much slower "
+        "than the best measured one the layout is that we would pick, and the best of our first "
+        "three. Where batch and sequence differ too, times a token are put in order.");
+    if (families && families->is_array()) {
+        std::vector<std::vector<std::string>> of_families;
+        for (const JsonReader& family : families->items())
+            of_families.push_back({family.text_or("family", ""),
+                                   std::to_string(family.count_or("sweeps", 0)),
+                                   std::to_string(family.count_or("runs", 0)),
+                                   fmt::format("{:.3f}", family.number_or("median_spearman", 0)),
+                                   fmt::format("{:.3f}", family.number_or("lowest_spearman", 0)),
+                                   percent(family.number_or("mean_regret", 0)),
+                                   percent(family.number_or("mean_best_of_3_regret", 0))});
+        page.table({"source", "sweeps", "runs", "median rank correlation", "lowest",
+                    "our pick, mean", "best of our three, mean"},
+                   of_families);
+    }
     std::vector<std::vector<std::string>> rows;
     for (const JsonReader& sweep : sweeps.items()) {
         if (rows.size() >= kMostSweeps) break;
@@ -218,7 +233,7 @@ void add_accuracy_sections(Page& page, const JsonReader& answer) {
     add_pictures(page, records);
     if (const auto by = answer.find("by"); by && by->is_object()) add_groups(page, *by);
     if (const auto sweeps = answer.find("sweeps"); sweeps && sweeps->is_array())
-        add_sweeps(page, *sweeps);
+        add_sweeps(page, *sweeps, answer.find("sweep_families"));
     if (const auto held_out = answer.find("held_out"); held_out && held_out->is_array())
         add_held_out(page, *held_out);
     if (const auto worst = answer.find("worst"); worst && worst->is_array())

@@ -79,6 +79,8 @@ bool matters(Constant constant, const StepCase& step) {
             return !fp4 && fp8;
         case Constant::sustained_blackwell:
             return fp4;
+        case Constant::power_exponent:
+            return fp4 || fp8;
         case Constant::narrow_training:
             return step.schedule.precision == Precision::fp8 ||
                    step.schedule.precision == Precision::mxfp8 ||

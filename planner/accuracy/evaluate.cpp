@@ -33,6 +33,17 @@ std::string layout_words(const TrainingRecord& record) {
     return out + "micro-batch " + std::to_string(record.micro_batch);
 }
 
+/// What a source states of software and routing beyond framework and release. Dispatcher, overlap,
+/// sharding and recomputation are not part of it: a planner chooses them as it does the layout.
+std::string software_words(const TrainingRecord& record) {
+    const SoftwareState& state = record.software.state;
+    std::string out = state.framework + "@" + state.release;
+    for (const std::string& part : {state.fusion, state.graph_scope, state.fp8_recipe,
+                                    record.routing.value_or("balanced")})
+        out += "; " + part;
+    return out;
+}
+
 AccuracyRow row_of(const TrainingRecord& record, const RecordCase& run) {
     AccuracyRow row;
     row.id = record.id;
@@ -45,6 +56,7 @@ AccuracyRow row_of(const TrainingRecord& record, const RecordCase& run) {
     row.sweep = record.sweep;
     row.model = record.model_name;
     row.layout = layout_words(record);
+    row.software = software_words(record);
     row.gpus = record.gpus;
     row.seq = record.seq;
     row.global_batch = record.global_batch;

@@ -29,6 +29,8 @@ enum class Metric : std::uint8_t {
 struct AccuracyRow {
     std::string id, source, gpu, precision, architecture, framework, release, sweep;
     std::string model, layout;  ///< layout in words: "tp 2, pp 4, micro-batch 1"
+    std::string software;       ///< the state that a planner does not choose: release, fusions,
+                                ///< graphs, recipe; and the routing
     int gpus = 0, seq = 0, global_batch = 0;
     Metric metric = Metric::step_time;
     double measured = 0, predicted = 0;  ///< seconds or bytes

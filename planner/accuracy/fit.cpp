@@ -202,18 +202,30 @@ Fit fit_constants(const std::vector<FitTarget>& targets, const PredictAll& predi
 
 Fit fit_with_sources_left_out(const std::vector<FitTarget>& targets, const PredictAll& predict,
                               const Calibration& start, const FitOptions& options) {
-    Fit fit = fit_constants(targets, predict, start, options);
     Problem problem(targets, options);
     problem.leave_out(nullptr);
-    Rounds found;
-    found.at = fit.calibration;
-    found.errors = problem.errors(predict(fit.calibration));
-    found.jacobian = derivatives(problem, predict, found.at, found.errors, options.step);
+    Rounds from;
+    from.at = start;
+    from.errors = problem.errors(predict(start));
+    const Rounds found = minimise(problem, predict, std::move(from), true, options);
+    Fit fit{found.at, found.before, found.after, found.count, {}};
+    // One source more or less moves constants by little: errors follow the last derivatives.
+    const PredictAll linear = [&](const Calibration& at) {
+        std::vector<double> out(targets.size());
+        for (std::size_t i = 0; i < out.size(); ++i) {
+            double error = found.errors[i];
+            for (int c = 0; c < kNumConstants; ++c) {
+                const auto k = static_cast<std::size_t>(c);
+                error += found.jacobian[i][k] * (at.values[k] - found.at.values[k]) / range_of(c);
+            }
+            out[i] = targets[i].measured * std::exp(error);
+        }
+        return out;
+    };
     for (const FitTarget& target : targets) {
         if (fit.left_out.contains(target.source)) continue;
-        if (options.progress) options.progress("without " + target.source);
         problem.leave_out(&target.source);
-        fit.left_out[target.source] = minimise(problem, predict, found, false, options).at;
+        fit.left_out[target.source] = minimise(problem, linear, found, false, options).at;
     }
     return fit;
 }

@@ -30,7 +30,7 @@ struct FitOptions {
     double knee = 0.05;    ///< |log ratio| up to which errors count by their square
     double pull = 1e-3;    ///< weight of one range's distance from `centre`, squared
     Calibration centre;    ///< neutral
-    double enough = 1e-4;  ///< relative gain of a round below which it ends
+    double enough = 2e-3;  ///< relative gain of a round below which it ends
     std::function<void(const std::string&)> progress;
 };
 
@@ -45,8 +45,8 @@ struct Fit {
 /// @param start  neutral, or what an earlier fit found
 Fit fit_constants(const std::vector<FitTarget>&, const PredictAll&, const Calibration& start,
                   const FitOptions& = {});
-/// The same, and once more with each source left out: from the fitted constants on, with the
-/// derivatives found there.
+/// The same, and once more with each source left out: from the fitted constants on, by the
+/// derivatives found last.
 Fit fit_with_sources_left_out(const std::vector<FitTarget>&, const PredictAll&,
                               const Calibration& start, const FitOptions& = {});
 

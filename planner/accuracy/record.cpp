@@ -104,9 +104,9 @@ Record training_record(const JsonReader& record, const std::string& id) {
     out.gpu = canonical.at("gpu").text();
     out.gpus = canonical.at("gpus").count(1, kMostGpus);
     const auto arguments = stated_arguments(workload.value());
-    out.model = model_of_architecture(workload.at("architecture"), out.model_name, arguments,
-                                      out.model_assumptions);
     out.seq = canonical.at("seq").count(1, 1 << 26);
+    out.model = model_of_architecture(workload.at("architecture"), out.model_name, out.seq,
+                                      arguments, out.model_assumptions);
     out.micro_batch = canonical.at("micro_batch").count(1, kMostGpus);
     out.global_batch = canonical.at("global_batch").count(1, 1 << 26);
     if (canonical.has("gpus_per_node"))
@@ -225,6 +225,7 @@ std::vector<Record> table_records(const JsonReader& table) {
             record.gpus = count("gpus");
             record.gpus_per_node =
                 std::min(record.gpus, hardware.count_or("gpus_per_node", 8, 1, 1024));
+            record.seq = count("seq");
             Json architecture = {{"type", "dense"},
                                  {"layers", count("layers")},
                                  {"hidden", count("hidden")},
@@ -238,8 +239,8 @@ std::vector<Record> table_records(const JsonReader& table) {
                 "vocabulary: 51200, Megatron's GPT-2 vocabulary as padded in its papers");
             record.model =
                 model_of_architecture(JsonReader::from_value(std::move(architecture), row_id),
-                                      record.model_name, {}, record.model_assumptions);
-            record.seq = count("seq");
+                                      record.model_name, record.seq, {},
+                                      record.model_assumptions);
             record.micro_batch = count("mbs");
             record.global_batch = count("gbs");
             record.tp = count("tp");

@@ -89,8 +89,10 @@ std::vector<Record> read_record_files(const std::vector<std::string>& files);
 const std::string& id_of(const Record&);
 
 /// A model from the `architecture` of a record. @param assumptions  what had to be taken for
-/// granted  @throws InputError
+/// granted  @param sequence_length  as many positions are learned, where they are  @throws
+/// InputError
 ModelSpec model_of_architecture(const JsonReader& architecture, const std::string& name,
+                                int sequence_length,
                                 const std::map<std::string, std::string>& arguments,
                                 std::vector<std::string>& assumptions);
 

@@ -255,7 +255,7 @@ class Builder {
             flag("overlap_gradients", stated.overlap_gradients);
             flag("overlap_parameters",
                  stated.overlap_parameters.value_or(*stated.overlap_gradients));
-        } else if (early_megatron()) {
+        } else if (early_megatron() && framework_ != "oneflow") {
             words_["overlap_gradients"] = words_["overlap_parameters"] = "false";
             assume("overlap_gradients", "false", "software before overlapped gradient reduction");
         }

@@ -110,6 +110,7 @@ Attention attention_of(const JsonReader& reader, const std::string& name, bool b
 }  // namespace
 
 ModelSpec model_of_architecture(const JsonReader& reader, const std::string& name,
+                                int sequence_length,
                                 const std::map<std::string, std::string>& arguments,
                                 std::vector<std::string>& assumptions) {
     ModelSpec model;
@@ -122,11 +123,13 @@ ModelSpec model_of_architecture(const JsonReader& reader, const std::string& nam
 
     const Activation activation = activation_of(reader, assumptions);
     const bool gpt = activation == Activation::gelu;
-    // Megatron's GPT has biases, layer norms and one table for input and output unless a record
-    // says otherwise; gated models have none of them.
+    // Megatron's GPT has biases, layer norms, one table for input and output and learned positions
+    // unless a record says otherwise; gated models have none of them.
     const bool bias = reader.boolean_or("bias", gpt);
     model.norm = gpt ? Norm::layer : Norm::rms;
     model.tied_embeddings = reader.boolean_or("tied_embeddings", gpt);
+    model.learned_positions = reader.boolean_or("learned_positions", gpt);
+    if (model.learned_positions) model.max_sequence_length = sequence_length;
     model.num_mtp_layers = count_of(reader, {"mtp_layers"}).value_or(0);
     if (model.num_mtp_layers > 64) reader.at("mtp_layers").fail("0 … 64");
 

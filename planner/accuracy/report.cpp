@@ -74,7 +74,9 @@ Json to_json(const Evaluation& evaluation) {
         for (const auto& [value, part] : summarize_by(evaluation.rows, key))
             out["by"][key][value] = to_json(part);
     }
-    out["sweeps"] = to_json(rank_layouts(evaluation.rows));
+    const Ranking ranking = rank_layouts(evaluation.rows);
+    out["sweeps"] = to_json(ranking);
+    out["sweep_families"] = families_json(ranking);
     out["held_out"] = Json::array();
     for (const HeldOutSummary& part : summarize_held_out(evaluation.held_out)) {
         Json entry = {{"kind", part.kind}, {"variant", part.variant}, {"held_out", part.held_out}};

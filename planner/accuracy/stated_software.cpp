@@ -249,6 +249,7 @@ StatedSoftware stated_software(const std::string& software, const std::string& d
     if (const auto on = truth(argument("overlap_param_gather"))) out.overlap_parameters = on;
     const std::string tensor = lower(text_at(workload, "tp_overlap"));
     if (!tensor.empty()) out.overlap_tensor = contains(tensor, "async");
+    if (contains(lower(text_at(workload, "variant")), "async tp")) out.overlap_tensor = true;
     if (const auto on = truth(argument("tp_comm_overlap")))
         out.overlap_tensor = on;
     else if (!argument("tp_comm_overlap_cfg").empty())

@@ -33,7 +33,8 @@ std::map<std::string, ErrorSummary> summarize_by(const std::vector<AccuracyRow>&
                                                  const std::string& key,
                                                  Judged judged = Judged::fitted);
 
-/// Kernels and collectives by kind, variant and what was left out of the profile.
+/// Kernels and collectives by kind, variant (of matrix products: their precision) and what was left
+/// out of the profile.
 struct HeldOutSummary {
     std::string kind, variant, held_out;
     ErrorSummary errors;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 
 #include "core/seed.hpp"
 #include "planner/accuracy/error_bands.hpp"
@@ -127,19 +128,61 @@ TEST(Ranking, RegretByHand) {
     EXPECT_NEAR(regret(predicted, measured, 2), 0, kArithmetic);
 }
 
-TEST(Ranking, GroupsHoldFourRunsAndMore) {
-    std::vector<AccuracyRow> rows;
-    for (int i = 0; i < 7; ++i) {
-        AccuracyRow row;
+std::vector<AccuracyRow> runs_of(const std::string& model, int count) {
+    std::vector<AccuracyRow> rows(static_cast<std::size_t>(count));
+    for (int i = 0; i < count; ++i) {
+        AccuracyRow& row = rows[static_cast<std::size_t>(i)];
         row.source = "s";
-        row.model = i < 4 ? "large" : "small";
+        row.model = model;
+        row.software = "megatron@1";
+        row.seq = 1024;
+        row.global_batch = 64;
         row.predicted = row.measured = i + 1;
-        rows.push_back(row);
     }
+    return rows;
+}
+
+TEST(Ranking, SweepsHoldFourRunsAndMore) {
+    std::vector<AccuracyRow> rows = runs_of("large", 4);
+    for (const AccuracyRow& row : runs_of("small", 3)) rows.push_back(row);
     const Ranking ranking = rank_layouts(rows);
     ASSERT_EQ(ranking.groups.size(), 1u);
     EXPECT_TRUE(ranking.groups.front().name.starts_with("large"));
-    EXPECT_EQ(ranking.worst_correlation, 1);
+    EXPECT_EQ(ranking.all.worst_correlation, 1);
+    EXPECT_EQ(ranking.all.runs, 4u);
+}
+
+TEST(Ranking, WhatAPlannerDoesNotChooseDividesSweeps) {
+    // eight runs, four of them different in one thing: two sweeps; in layout alone: one
+    const auto sweeps = [](const std::function<void(AccuracyRow&)>& change) {
+        std::vector<AccuracyRow> rows = runs_of("large", 8);
+        for (std::size_t i = 4; i < 8; ++i) change(rows[i]);
+        return rank_layouts(rows).groups.size();
+    };
+    EXPECT_EQ(sweeps([](AccuracyRow& r) { r.software = "megatron@2"; }), 2u);
+    EXPECT_EQ(sweeps([](AccuracyRow& r) { r.gpus = 16; }), 2u);
+    EXPECT_EQ(sweeps([](AccuracyRow& r) { r.gpu = "b200"; }), 2u);
+    EXPECT_EQ(sweeps([](AccuracyRow& r) { r.precision = "fp8"; }), 2u);
+    EXPECT_EQ(sweeps([](AccuracyRow& r) { r.global_batch = 128; }), 2u);
+    EXPECT_EQ(sweeps([](AccuracyRow& r) { r.source = "t"; }), 2u);
+    EXPECT_EQ(sweeps([](AccuracyRow& r) { r.layout = "tp 8"; }), 1u);
+}
+
+TEST(Ranking, RunsOfDifferentBatchesAreOrderedByTheTimeOfAToken) {
+    // times 1 2 3 4 at batches 64 128 192 256, lengths 1 2 4 8 thousand: a token takes 1, ½, ¼, ⅛
+    // of the first one's time, predicted in the reverse order
+    std::vector<AccuracyRow> rows = runs_of("large", 4);
+    for (int i = 0; i < 4; ++i) {
+        AccuracyRow& row = rows[static_cast<std::size_t>(i)];
+        row.global_batch = 64 * (i + 1);
+        row.seq = 1024 << i;
+        row.predicted = row.measured * (1 << (2 * i));
+    }
+    const Ranking ranking = rank_layouts(rows);
+    ASSERT_EQ(ranking.groups.size(), 1u);
+    EXPECT_EQ(ranking.groups.front().of, SweepOf::sizes);
+    EXPECT_NEAR(ranking.groups.front().correlation, -1, kArithmetic);
+    EXPECT_NEAR(ranking.groups.front().regret_of_one, 7, kArithmetic);
 }
 
 TEST(Interval, CausesAddInSquaresOfLogarithms) {

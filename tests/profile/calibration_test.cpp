@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "core/data_files.hpp"
@@ -87,6 +88,27 @@ TEST(Calibration, ConcernsGpusAndNotWhatACpuMeasuredAsItRuns) {
                   p == &cpu);
         EXPECT_EQ(host_costs(changed).per_launch == host_costs(*p).per_launch, p == &cpu);
     }
+}
+
+TEST(Calibration, SustainedRateFollowsThePowerAFlop) {
+    // exponent 1: rate in proportion to watts over the peak, among GPUs of one generation
+    const auto rate = [](const char* gpu, double exponent, Precision precision) {
+        Profile profile = load_profile(gpu);
+        profile.calibration = {};
+        profile.calibration[Constant::power_exponent] = exponent;
+        return sustained(profile, precision);
+    };
+    for (const Precision precision : {Precision::bf16, Precision::fp8}) {
+        for (const char* gpu : {"h100-sxm", "h100-96-hbm2e-500w", "b200-sxm", "gb300"})
+            EXPECT_EQ(rate(gpu, 0, precision), 1) << gpu;
+        EXPECT_NEAR(rate("h100-sxm", 1, precision), 1, 1e-12);
+        EXPECT_NEAR(rate("h100-96-hbm2e-500w", 1, precision), 500.0 / 700, 1e-12);
+        EXPECT_NEAR(rate("b200-sxm", 1, precision), 1, 1e-12);
+        EXPECT_NEAR(rate("gb300", 1, precision), 1400.0 / 2500 * 2250 / 1000, 1e-12);
+        EXPECT_NEAR(rate("gb300", 0.5, precision), std::sqrt(1400.0 / 2500 * 2250 / 1000), 1e-12);
+    }
+    EXPECT_EQ(rate("a100-sxm-40", 1, Precision::bf16), 1);
+    EXPECT_EQ(rate("v100-sxm2-16", 1, Precision::fp16), 1);
 }
 
 TEST(Calibration, OfAShippedProfileIsPartOfItsDigest) {

@@ -2,11 +2,15 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <set>
+#include <string>
 #include <nlohmann/json.hpp>
 
 #include "core/data_files.hpp"
 #include "core/errors.hpp"
 #include "simulator/step_graph.hpp"
+#include "simulator/step_walk.hpp"
 #include "tests/simulator/step/cases.hpp"
 
 namespace moeplan::tests {
@@ -60,6 +64,68 @@ TEST(SoftwareTable, NamesNoRecord) {
         EXPECT_EQ(text.find(record.at("id").text()), std::string::npos) << record.at("id").text();
 }
 
+StepCase two_stages(const std::string& framework, const std::string& release, int chunks = 1) {
+    StepCase step = with_software(framework, release);
+    step.model = small_model(4, 0);
+    step.layout.pipeline_parallel_size = 2;
+    step.layout.data_parallel_size = 8;
+    step.schedule.virtual_pipeline_size = chunks;
+    if (chunks > 1) step.schedule.pipeline = Pipeline::interleaved;
+    return step;
+}
+
+TEST(Messages, AreAwaitedByTheHostBeforeEachPassWhereTheFrameworkDoesSo) {
+    const auto awaited = [](const StepCase& step) {
+        const StepGraph graph = build_step_graph(step);
+        return std::count_if(graph.ops.begin(), graph.ops.end(),
+                             [](const Op& op) { return op.awaited; });
+    };
+    // two stages, four micro-batches, forward and backward: sixteen passes
+    EXPECT_EQ(awaited(two_stages("megatron-lm", "20.12")), 16);
+    EXPECT_EQ(awaited(two_stages("megatron-core", "0.14")), 16);
+    EXPECT_EQ(awaited(two_stages("megatron-core", "0.14", 2)), 0);  // chunks: on the stream alone
+    EXPECT_EQ(awaited(two_stages("torchtitan", "dev")), 0);
+}
+
+TEST(Messages, ThatAreAwaitedLetNoHostRunAheadThroughTheBubble) {
+    // tiny layers: the host's launches are the step. Without waiting, the second stage launches its
+    // first pass while it waits for its input.
+    const StepCase step = two_stages("megatron-lm", "20.12");
+    StepGraph graph = build_step_graph(step);
+    const double waits = walk_closed_form(graph, step).step_time;
+    for (Op& op : graph.ops) op.awaited = false;
+    EXPECT_LT(walk_closed_form(graph, step).step_time, 0.95 * waits);
+}
+
+TEST(Messages, OfOlderMegatronCarryEachRanksPart) {
+    const auto bytes = [](const std::string& framework, const std::string& release) {
+        StepCase step = two_stages(framework, release);
+        step.layout.tensor_parallel_size = 4;
+        step.layout.data_parallel_size = 2;
+        step.schedule.sequence_parallel = false;
+        for (const ExchangeDemand& demand : build_step_graph(step).exchanges)
+            if (demand.kind == Collective::send_recv) return demand.payload.value;
+        return 0.0;
+    };
+    // 512 tokens of 256 items of two bytes, whole and a quarter of it
+    EXPECT_EQ(bytes("megatron-core", "0.14"), 512 * 256 * 2);
+    EXPECT_EQ(bytes("megatron-lm", "20.12"), 512 * 256 * 2 / 4);
+}
+
+TEST(LearnedPositions, RotateNothing) {
+    const auto rotations = [](bool learned) {
+        StepCase step = two_stages("megatron-core", "0.14");
+        step.model.learned_positions = learned;
+        step.model.max_sequence_length = 512;
+        int count = 0;
+        for (const Work& work : build_step_graph(step).works)
+            for (const KernelCall& call : work.calls) count += call.kernel.starts_with("rope");
+        return count;
+    };
+    EXPECT_GT(rotations(false), 0);
+    EXPECT_EQ(rotations(true), 0);
+}
+
 TEST(CudaGraphs, TakeTheLaunchesOfWhatTheyCaptureAndNothingElse) {
     const auto host_of = [](const std::string& scope) {
         StepCase step = with_software("megatron-bridge", "26.04");
@@ -74,6 +140,25 @@ TEST(CudaGraphs, TakeTheLaunchesOfWhatTheyCaptureAndNothingElse) {
     EXPECT_LT(attention, none);
     EXPECT_LT(more, attention);
     EXPECT_LT(all, 0.3 * none);
+}
+
+TEST(Checkpoints, CostTheHostLaunchesForEachPartThatIsRecomputed) {
+    // one kind of layer: what its two passes launch, over a step that rebuilds nothing
+    const auto launches_of = [](const std::set<std::string>& modules) {
+        StepCase step = with_software("megatron-core", "0.14");
+        step.schedule.recompute.modules = modules;
+        double sum = 0;
+        for (const Work& work : build_step_graph(step).works)
+            for (const KernelCall& call : work.calls) sum += call.launches;
+        return sum;
+    };
+    const Launches& one = software_costs(with_software("megatron-core", "0.14")).checkpoint;
+    const double none = launches_of({}), each = one.forward + one.backward;
+    ASSERT_GT(each, 0);
+    EXPECT_NEAR(launches_of({"moe_act"}) - none, each, 1e-9);
+    EXPECT_NEAR(launches_of({"layernorm"}) - none, 2 * each, 1e-9);  // both norms of a layer
+    EXPECT_NEAR(launches_of({"layernorm", "moe_act"}) - none, 3 * each, 1e-9);
+    EXPECT_NEAR(launches_of({"mlp"}) - none, 0, 1e-9);  // no layer has one
 }
 
 TEST(CudaGraphs, OfAWholeIterationCannotWaitForTokenCounts) {
