@@ -125,6 +125,13 @@ void print_summary(const Words& words, const TrainResult& result) {
                  result.stopped ? "; stopped when asked to" : "");
     if (!result.exchange.empty())
         std::fprintf(stderr, "between GPUs: %s\n", result.exchange.c_str());
+    if (result.stretches.recorded > 0)
+        std::fprintf(stderr,
+                     "CUDA graphs: %llu recorded, launched %llu times more (MOEPLAN_CUDA_GRAPHS=0: "
+                     "none)\n",
+                     static_cast<unsigned long long>(result.stretches.recorded),
+                     static_cast<unsigned long long>(result.stretches.replayed));
+    for (const std::string& line : result.choices) std::fprintf(stderr, "%s\n", line.c_str());
     if (result.held_out_loss) std::fprintf(stderr, "held-out loss %.4f\n", *result.held_out_loss);
     if (!last.gate_sum.empty()) {
         std::fprintf(stderr, "sum of chosen gates by layer:");
@@ -141,6 +148,7 @@ Json answer_of(const TrainResult& result) {
     answer["first_step"] = result.first_step;
     answer["ranks"] = result.world_size;
     if (!result.exchange.empty()) answer["exchange"] = result.exchange;
+    if (!result.choices.empty()) answer["choices"] = result.choices;
     answer["parameters"] = result.parameters;
     answer["stopped"] = result.stopped;
     answer["steps"] = Json::array();
@@ -379,7 +387,7 @@ void add_train(CLI::App& app, Run& run) {
                     return run_training(words, world);
                 } catch (const Diverged& error) {
                     std::fprintf(stderr, "moeplan: %s\n", error.what());
-                    return static_cast<int>(kNo);
+                    return static_cast<int>(kMachineLacks);
                 }
             }
             // What goes wrong on one rank ends all of them: the others would wait for it for ever.
@@ -393,7 +401,7 @@ void add_train(CLI::App& app, Run& run) {
                 world.abort(kMachineLacks);
             } catch (const Diverged& error) {
                 if (world.rank() == 0) std::fprintf(stderr, "moeplan: %s\n", error.what());
-                world.abort(kNo);
+                world.abort(kMachineLacks);
             }
         };
     });

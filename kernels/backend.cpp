@@ -102,6 +102,15 @@ const Backend& backend_for(Device device, int ordinal) {
     return *module.backend;
 }
 
+std::vector<std::string> choices_of(const Backend& backend) {
+    std::vector<std::string> lines;
+    if (backend.choices)
+        backend.choices(&lines, [](void* to, const char* line) {
+            static_cast<std::vector<std::string>*>(to)->emplace_back(line);
+        });
+    return lines;
+}
+
 std::string why_missing(Device device, int ordinal) {
     return device == Device::cpu ? "" : loaded(ordinal).why_missing;
 }

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/enum_names.hpp"
 #include "core/number_format.hpp"
@@ -19,6 +20,7 @@ const EnumNames<Device>& enum_names<Device>();
 
 struct Stream_;  ///< cpu: null, runs at once; cuda: a cudaStream_t
 struct Event_;   ///< a point in a stream's time
+struct Graph_;   ///< work that was recorded and can be launched again as one
 
 /// What a call says instead of throwing.
 enum StatusCode : int {
@@ -56,6 +58,18 @@ struct StreamSet {
     Status (*record)(Event_*, Stream_*);
     Status (*wait)(Event_*);  ///< the host waits
     Status (*elapsed)(const Event_* begin, const Event_* end, double* seconds);
+    /// What `later` is given from now on runs after what `earlier` has been given so far.
+    Status (*follow)(Stream_* later, Stream_* earlier);
+};
+
+/// Work put on a stream once and launched again and again, without the host's work for each kernel.
+struct GraphSet {
+    /// What `recording` is given from now on is kept instead of run, as work of `owner`.
+    Status (*begin)(Stream_* owner, Stream_** recording);
+    /// @param out  null if the status is not kOk: what was given is lost, and nothing of it has run
+    Status (*end)(Stream_* recording, Graph_** out);
+    Status (*launch)(Graph_*, Stream_*);  ///< on the owner
+    Status (*release)(Graph_*);
 };
 
 struct DeviceFacts {
@@ -70,7 +84,7 @@ struct DeviceFacts {
 };
 
 inline constexpr std::uint32_t kBackendAbi =
-    2;  ///< of this header, communicator.hpp and kernel_set.hpp together; a module of another number is refused
+    3;  ///< of this header, communicator.hpp and kernel_set.hpp together; a module of another number is refused
 
 struct Backend {
     Device device = Device::cpu;
@@ -85,6 +99,10 @@ struct Backend {
     const StreamSet* streams = nullptr;
     const DeviceFacts* facts = nullptr;
     const KernelSet* kernels = nullptr;
+    const GraphSet* graphs = nullptr;  ///< null: none
+    /// What the device found out about itself and chose (which way products are launched), a line
+    /// each; null: nothing to choose.
+    void (*choices)(void* to, void (*say)(void* to, const char* line)) = nullptr;
 };
 
 /// What a device module (moeplan_cuda.so) exports under this name.
@@ -95,6 +113,9 @@ inline constexpr const char* kModuleEntry = "moeplan_backend";
 /// $MOEPLAN_MODULES. The object lives as long as the process.
 /// @throws EnvironmentError if built or run without it: what is missing, and how to get it
 const Backend& backend_for(Device device, int ordinal = 0);
+
+/// The lines of `choices`.
+std::vector<std::string> choices_of(const Backend& backend);
 
 /// Why `backend_for` would throw, or empty: for `doctor`.
 std::string why_missing(Device device, int ordinal = 0);

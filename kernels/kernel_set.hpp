@@ -49,6 +49,7 @@ struct RmsNormForward {
     std::int64_t rows = 0, width = 0;
     double epsilon = 1e-6;
     NumberFormat format = NumberFormat::f32;
+    bool operator==(const RmsNormForward&) const = default;
 };
 struct RmsNormBackward {
     const void *x = nullptr, *weight = nullptr, *inverse_rms = nullptr, *dy = nullptr;
@@ -58,6 +59,7 @@ struct RmsNormBackward {
     std::int64_t rows = 0, width = 0;
     bool accumulate = false;
     NumberFormat format = NumberFormat::f32;
+    bool operator==(const RmsNormBackward&) const = default;
 };
 
 /// out = a + b; out may be a or b.
@@ -66,6 +68,7 @@ struct ResidualAdd {
     void* out = nullptr;
     std::int64_t count = 0;
     NumberFormat format = NumberFormat::f32;
+    bool operator==(const ResidualAdd&) const = default;
 };
 
 /// y = x + bias by row, in place; group g owns rows offsets[g] … offsets[g+1]−1 and bias[g]. One
@@ -76,6 +79,7 @@ struct BiasForward {
     const std::int32_t* offsets = nullptr;  ///< [num_groups + 1], or null
     std::int64_t rows = 0, width = 0, num_groups = 1;
     NumberFormat format = NumberFormat::f32;
+    bool operator==(const BiasForward&) const = default;
 };
 struct BiasBackward {
     const void* dy = nullptr;  ///< [rows, width]
@@ -83,6 +87,7 @@ struct BiasBackward {
     const std::int32_t* offsets = nullptr;
     std::int64_t rows = 0, width = 0, num_groups = 1;
     NumberFormat format = NumberFormat::f32;
+    bool operator==(const BiasBackward&) const = default;
 };
 
 /// Rotary positions, in place: in each head (x_i, x_{i+half}) turns by position ·
@@ -94,6 +99,7 @@ struct Rope {
     std::int64_t num_tokens = 0, num_heads = 0, head_size = 0, row_stride = 0;
     double theta = 10000;
     NumberFormat format = NumberFormat::f32;
+    bool operator==(const Rope&) const = default;
 };
 
 /// swiglu: x = [rows, 2·width] (gate columns, then up columns), y = silu(gate)·up. gelu (exact, by
@@ -103,12 +109,14 @@ struct ActivationForward {
     void* y = nullptr;  ///< [rows, width]
     std::int64_t rows = 0, width = 0;
     NumberFormat format = NumberFormat::f32;
+    bool operator==(const ActivationForward&) const = default;
 };
 struct ActivationBackward {
     const void *x = nullptr, *dy = nullptr;
     void* dx = nullptr;  ///< shape of x; may be x
     std::int64_t rows = 0, width = 0;
     NumberFormat format = NumberFormat::f32;
+    bool operator==(const ActivationBackward&) const = default;
 };
 
 enum class ScoreKind : std::int32_t { softmax, sigmoid };
@@ -237,12 +245,14 @@ struct AttentionForward {
     std::int64_t window = 0;  ///< 0: none
     double scale = 1;         ///< of the scores, usually 1/√head_size
     NumberFormat format = NumberFormat::f32;
+    bool operator==(const AttentionForward&) const = default;
 };
 struct AttentionBackward {
     AttentionForward forward;    ///< with out and log_sum_exp as forward left them
     const void* dout = nullptr;  ///< [batch · sequence, num_heads, head_size], dense
     void *dq = nullptr, *dk = nullptr,
          *dv = nullptr;  ///< as q, k, v, with the same strides; written whole
+    bool operator==(const AttentionBackward&) const = default;
 };
 
 /// loss[t] = log_sum_exp(logits[t]) − logits[t][target[t]]; 0 where the target is −1.
@@ -282,6 +292,7 @@ struct GradientNorm {
     double* sum = nullptr;           ///< [1] device memory, +=
     std::int64_t count = 0;
     NumberFormat format = NumberFormat::f32;
+    bool operator==(const GradientNorm&) const = default;
 };
 
 /// c = alpha · op(a) · op(b) + beta · c; op(a) is [m, k], op(b) is [k, n], c is [m, n].
@@ -294,6 +305,7 @@ struct GemmCall {
     double alpha = 1, beta = 0;
     NumberFormat format = NumberFormat::f32;      ///< of a and b; accumulates in stat
     NumberFormat out_format = NumberFormat::f32;  ///< of c: `format` or its stat
+    bool operator==(const GemmCall&) const = default;
 };
 
 /// The three products of a layer of experts; expert e owns rows offsets[e] … offsets[e+1]−1;
@@ -322,6 +334,7 @@ struct Convert {
     void* out = nullptr;
     std::int64_t count = 0;
     NumberFormat in_format = NumberFormat::f32, out_format = NumberFormat::f32;
+    bool operator==(const Convert&) const = default;
 };
 /// y = alpha·x + beta·y (a copy where alpha = 1, beta = 0).
 struct Scale {
@@ -330,6 +343,7 @@ struct Scale {
     std::int64_t count = 0;
     double alpha = 1, beta = 0;
     NumberFormat format = NumberFormat::f32;
+    bool operator==(const Scale&) const = default;
 };
 
 /// Null pointers: this device lacks the kernel.

@@ -152,6 +152,8 @@ TrainResult train(const TrainOptions& options, Communicator& world,
     for (const double bytes : of_all_ranks(world, double(run.rt.memory.peak())))
         result.peak_memory.push_back({bytes});
     result.modelled_memory = modelled_memory(run, result.steps);
+    result.stretches = run.rt.graphs.counts();
+    result.choices = choices_of(run.rt.backend);
     const double steps = std::max<double>(1, double(result.steps.size()));
     for (const double seconds : of_all_ranks(world, busy / steps))
         result.busy_by_rank.push_back({seconds});

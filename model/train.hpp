@@ -13,6 +13,7 @@
 #include "core/seed.hpp"
 #include "core/units.hpp"
 #include "kernels/communicator.hpp"
+#include "kernels/graphed_calls.hpp"
 #include "model/model_spec.hpp"
 #include "model/optimizer.hpp"
 #include "model/parallel_layout.hpp"
@@ -99,6 +100,10 @@ struct TrainResult {
         held_out_by_domain;  ///< [domains] NaN where a domain has no held-out tokens
     std::string exchange;    ///< how ranks on GPUs reach each other: "nccl", or why through host
                            ///< memory; else empty
+    /// This rank's device: stretches of work launched as CUDA graphs, and what it chose by measuring
+    /// (which way experts' products are launched).
+    GraphedCalls::Counts stretches;
+    std::vector<std::string> choices;
     bool stopped = false;  ///< a caller or a signal asked to
 };
 

@@ -303,6 +303,9 @@ Profile assemble(const Backend& backend, const Communicator& ranks, const std::v
     profile.clocks_mhz = backend.device == Device::cpu ? clock_mhz() : facts.clock_hz / 1e6;
     for (const auto& [key, value] : machine_conditions(backend, ranks.size()))
         profile.conditions[key] = value;
+    const std::vector<std::string> choices = choices_of(backend);
+    for (std::size_t i = 0; i < choices.size(); ++i)
+        profile.conditions["choice_" + std::to_string(i + 1)] = choices[i];
     profile.conditions["cache_shared_effective"] = to_text(caches.shared);
     profile.conditions["cache_state"] =
         caches.far ? "last written tensor where it lies, the rest out of every cache"

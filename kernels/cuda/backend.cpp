@@ -5,6 +5,8 @@
 #include <map>
 #include <mutex>
 
+#include "kernels/cuda/blas.hpp"
+#include "kernels/cuda/graphs.hpp"
 #include "kernels/cuda/kernels.hpp"
 #include "kernels/cuda/launch.hpp"
 
@@ -22,7 +24,11 @@ namespace {
 
 std::atomic<int> the_ordinal = -1;    // one device a process: one rank, one GPU
 
-struct Buffer { void* data = nullptr; std::size_t bytes = 0; };
+struct Buffer {
+    void* data = nullptr;
+    std::size_t bytes = 0;
+    bool in_a_graph = false;          ///< a graph knows its address: it stays
+};
 std::mutex scratch_mutex;
 std::map<cudaStream_t, Buffer>& scratch_buffers() {
     static auto& buffers = *new std::map<cudaStream_t, Buffer>;       // outlives static destructors, as the driver may not
@@ -39,23 +45,20 @@ Status use_device() {
     return {};
 }
 
-Status allocate(std::size_t bytes, void** out) {
-    MOEPLAN_TRY(use_device());
-    *out = nullptr;
-    if (bytes == 0) return {};
-    const cudaError_t error = cudaMalloc(out, bytes);
-    if (error == cudaSuccess) return {};
-    (void)cudaGetLastError();         // this error is answered: it must not fail the next launch
-    if (error != cudaErrorMemoryAllocation) return cuda_failure(error, "cudaMalloc", __FILE__, __LINE__);
-    std::size_t free = 0, total = 0;
-    (void)cudaMemGetInfo(&free, &total);
-    char text[256];
-    std::snprintf(text, sizeof text, "cuda:%d has %.2f GiB free of %.2f GiB, %.2f GiB more were needed", the_ordinal.load(), free / 1073741824.0,
-                  total / 1073741824.0, bytes / 1073741824.0);
-    return status_of(kOutOfMemory, text);
+/// "1.50 GiB", "8.00 MiB".
+void put_size(char (&text)[32], double bytes) {
+    if (bytes >= 1073741824.0)
+        std::snprintf(text, sizeof text, "%.2f GiB", bytes / 1073741824.0);
+    else if (bytes >= 1048576.0)
+        std::snprintf(text, sizeof text, "%.2f MiB", bytes / 1048576.0);
+    else
+        std::snprintf(text, sizeof text, "%.0f bytes", bytes);
 }
+
+Status allocate(std::size_t bytes, void** out) { return device_memory(bytes, nullptr, out); }
 Status release(void* p) {
-    MOEPLAN_CUDA(cudaFree(p));
+    MOEPLAN_TRY(use_device());
+    MOEPLAN_CUDA(cudaFree(p));                                // waits for all streams: no kernel still reads it
     return {};
 }
 Status copy(void* to, const void* from, std::size_t bytes, Stream_* stream) {
@@ -115,8 +118,19 @@ Status elapsed(const Event_* begin, const Event_* end, double* seconds) {
     return {};
 }
 
+Status follow(Stream_* later, Stream_* earlier) {
+    if (later == earlier) return {};
+    MOEPLAN_TRY(use_device());
+    cudaEvent_t reached = nullptr;
+    MOEPLAN_CUDA(cudaEventCreateWithFlags(&reached, cudaEventDisableTiming));
+    MOEPLAN_CUDA(cudaEventRecord(reached, as_stream(earlier)));
+    MOEPLAN_CUDA(cudaStreamWaitEvent(as_stream(later), reached));
+    MOEPLAN_CUDA(cudaEventDestroy(reached));                  // released by the driver once it is reached
+    return {};
+}
+
 const StreamSet kStreams{.create_stream = create_stream, .release_stream = release_stream, .create_event = create_event,
-                         .release_event = release_event, .record = record, .wait = wait, .elapsed = elapsed};
+                         .release_event = release_event, .record = record, .wait = wait, .elapsed = elapsed, .follow = follow};
 
 const KernelSet kKernels{.embedding_forward = embedding_forward,
                          .embedding_backward = embedding_backward,
@@ -202,23 +216,45 @@ Status find_device(int ordinal) {
 
 }  // namespace
 
+const char* device_name() { return the_facts.name; }
+
+Status device_memory(std::size_t bytes, const char* purpose, void** out) {
+    MOEPLAN_TRY(use_device());
+    *out = nullptr;
+    if (bytes == 0) return {};
+    const cudaError_t error = cudaMalloc(out, bytes);
+    if (error == cudaSuccess) return {};
+    *out = nullptr;
+    (void)cudaGetLastError();         // this error is answered: it must not fail the next launch
+    if (error != cudaErrorMemoryAllocation) return cuda_failure(error, "cudaMalloc", __FILE__, __LINE__);
+    std::size_t free = 0, total = 0;
+    (void)cudaMemGetInfo(&free, &total);
+    char has[32], of[32], needed[32], text[256];
+    put_size(has, static_cast<double>(free)), put_size(of, static_cast<double>(total)), put_size(needed, static_cast<double>(bytes));
+    std::snprintf(text, sizeof text, "cuda:%d has %s free of %s, %s more were needed%s%.100s", the_ordinal.load(), has, of, needed,
+                  purpose ? " for " : "", purpose ? purpose : "");
+    return status_of(kOutOfMemory, text);
+}
+
 Status scratch(cudaStream_t stream, std::size_t bytes, void** out) {
+    const cudaStream_t owner = owner_of(stream);
     const std::lock_guard lock(scratch_mutex);
-    Buffer& buffer = scratch_buffers()[stream];
+    Buffer& buffer = scratch_buffers()[owner];
     if (buffer.bytes < bytes) {
-        if (buffer.data) {
-            MOEPLAN_CUDA(cudaStreamSynchronize(stream));
-            MOEPLAN_CUDA(cudaFree(buffer.data));
-            buffer = {};
-        }
 #if defined(MOEPLAN_CUDA_SHIM)
         const std::size_t wanted = bytes;                     // exactly as asked, so that an overrun is seen
 #else
         const std::size_t wanted = (bytes + bytes / 4 + 1048575) >> 20 << 20;
 #endif
-        MOEPLAN_TRY(allocate(wanted, &buffer.data));
+        if (buffer.data && !buffer.in_a_graph) {
+            MOEPLAN_CUDA(cudaStreamSynchronize(owner));
+            MOEPLAN_CUDA(cudaFree(buffer.data));
+        }
+        buffer = {};
+        MOEPLAN_TRY(device_memory(wanted, "a kernel's scratch", &buffer.data));
         buffer.bytes = wanted;
     }
+    buffer.in_a_graph |= owner != stream;
     *out = buffer.data;
     return {};
 }
@@ -256,6 +292,8 @@ extern "C" __attribute__((visibility("default"))) moeplan::Status moeplan_backen
             .synchronise = cuda::synchronise,
             .streams = &cuda::kStreams,
             .facts = &cuda::the_facts,
-            .kernels = &cuda::kKernels};
+            .kernels = &cuda::kKernels,
+            .graphs = &cuda::kGraphs,
+            .choices = cuda::say_choices};
     return {};
 }

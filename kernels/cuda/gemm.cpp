@@ -1,15 +1,17 @@
-// Matrix products by cuBLAS: one, a batch, and the three products of a layer of experts.
+// Matrix products by cuBLASLt: one, or a batch.
 //
-// Result     deterministic: handles and their workspaces belong to one stream each, atomics are off
+// Result     deterministic: a product's algorithm follows from its shape and alignment alone, is asked for once and kept; partial sums of a
+//            split k are added in f32; the workspace belongs to one stream
 // Work       2·m·n·k flops; each matrix once through memory at best
 
+#include <cublasLt.h>
+
 #include <algorithm>
-#include <cstdlib>
+#include <array>
+#include <compare>
 #include <cstring>
 #include <map>
 #include <mutex>
-#include <string_view>
-#include <vector>
 
 #include "kernels/cuda/blas.hpp"
 #include "kernels/cuda/kernels.hpp"
@@ -24,160 +26,188 @@ Status cublas_failure(cublasStatus_t status, const char* call, const char* file,
     return status_of(status == CUBLAS_STATUS_ALLOC_FAILED ? kOutOfMemory : kFailed, text);
 }
 
-namespace {
-
-constexpr int kSideStreams = 4;
+Status workspace_of(cudaStream_t stream, Workspace* out) {
 #if defined(MOEPLAN_CUDA_SHIM)
-constexpr std::size_t kWorkspace = 1024;
+    constexpr std::size_t kBytes = 1024;
 #else
-constexpr std::size_t kWorkspace = 32u << 20;                 // NVIDIA's advice for Hopper, cublasSetWorkspace
+    constexpr std::size_t kBytes = 32u << 20;                 // NVIDIA's advice for Hopper, cublasSetWorkspace
 #endif
-
-/// A cuBLAS handle bound to one stream.
-Status handle_of(cudaStream_t stream, cublasHandle_t* out) {
-    struct Bound {
-        cublasHandle_t handle;
-        void* workspace;
-    };
     static std::mutex mutex;
-    static auto& handles = *new std::map<cudaStream_t, Bound>;        // as long as the process
+    static auto& workspaces = *new std::map<cudaStream_t, Workspace>;   // as long as the process
+    stream = owner_of(stream);
+    const std::lock_guard lock(mutex);
+    Workspace& workspace = workspaces[stream];
+    if (!workspace.data) {
+        MOEPLAN_TRY(device_memory(kBytes, "the workspace of matrix products", &workspace.data));
+        workspace.bytes = kBytes;
+    }
+    *out = workspace;
+    return {};
+}
+
+Status handle_of(cudaStream_t stream, cublasHandle_t* out) {
+    static std::mutex mutex;
+    static auto& handles = *new std::map<cudaStream_t, cublasHandle_t>;
+    Workspace workspace;
+    MOEPLAN_TRY(workspace_of(stream, &workspace));
     const std::lock_guard lock(mutex);
     if (const auto found = handles.find(stream); found != handles.end()) {
-        *out = found->second.handle;
+        *out = found->second;
         return {};
     }
     cublasHandle_t handle = nullptr;
     MOEPLAN_CUBLAS(cublasCreate(&handle));
     MOEPLAN_CUBLAS(cublasSetStream(handle, stream));
-    void* workspace = nullptr;
-    MOEPLAN_CUDA(cudaMalloc(&workspace, kWorkspace));         // its own: results do not depend on what other streams do
-    MOEPLAN_CUBLAS(cublasSetWorkspace(handle, workspace, kWorkspace));
+    MOEPLAN_CUBLAS(cublasSetWorkspace(handle, workspace.data, workspace.bytes));
     MOEPLAN_CUBLAS(cublasSetMathMode(
         handle, static_cast<cublasMath_t>(CUBLAS_DEFAULT_MATH | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)));
-    handles.emplace(stream, Bound{handle, workspace});
+    *out = handles[stream] = handle;
+    return {};
+}
+
+namespace {
+
+bool known(NumberFormat f) { return f == NumberFormat::f32 || f == NumberFormat::bf16; }
+bool fits_int(std::int64_t v) { return v <= std::numeric_limits<int>::max(); }
+
+Status lt_handle(cublasLtHandle_t* out) {
+    static std::mutex mutex;
+    static cublasLtHandle_t handle = nullptr;
+    const std::lock_guard lock(mutex);
+    if (!handle) MOEPLAN_CUBLAS(cublasLtCreate(&handle));
     *out = handle;
     return {};
 }
 
-/// Streams beside the caller's, so that small products of different experts overlap.
-struct SideStreams {
-    cudaStream_t streams[kSideStreams] = {};
-    cudaEvent_t begin = nullptr, ends[kSideStreams] = {};
+/// The largest power of two, 256 at most, at which the matrix and its siblings of the batch begin.
+std::uint32_t alignment_of(const void* data, std::int64_t stride_bytes) {
+    const std::uint64_t bits = reinterpret_cast<std::uintptr_t>(data) | static_cast<std::uint64_t>(stride_bytes) | 256;
+    return static_cast<std::uint32_t>(bits & (~bits + 1));
+}
+
+/// All that an algorithm depends on.
+struct Shape {
+    std::int64_t m, n, k, lda, ldb, ldc, a_stride, b_stride, c_stride, batch;
+    std::array<std::uint32_t, 3> alignment;
+    bool transpose_a, transpose_b;
+    NumberFormat format, out_format;
+    auto operator<=>(const Shape&) const = default;
 };
-Status side_streams(const SideStreams** out) {
+
+/// Up to eight sizes an octave.
+std::int64_t bucket(std::int64_t v) {
+    std::int64_t step = 1;
+    while (step * 16 < v) step *= 2;
+    return ceil_div(v, step) * step;
+}
+
+Shape shape_of(const Product& p) {
+    return {.m = p.m, .n = p.n, .k = p.k, .lda = p.a.ld, .ldb = p.b.ld, .ldc = p.ldc,
+            .a_stride = p.a.stride, .b_stride = p.b.stride, .c_stride = p.c_stride, .batch = p.batch,
+            .alignment = {alignment_of(p.a.data, p.a.stride * bytes_of(p.format)), alignment_of(p.b.data, p.b.stride * bytes_of(p.format)),
+                          alignment_of(p.c, p.c_stride * bytes_of(p.out_format))},
+            .transpose_a = p.a.transpose, .transpose_b = p.b.transpose, .format = p.format, .out_format = p.out_format};
+}
+
+/// A product as cuBLASLt is told of it. It is column-major: cᵀ = op(b)ᵀ · op(a)ᵀ, so that our b is its first matrix.
+struct Description {
+    cublasLtMatmulDescOpaque_t product{};
+    cublasLtMatrixLayoutOpaque_t a{}, b{}, c{};
+};
+Status describe(const Shape& s, Description* d) {
+    MOEPLAN_CUBLAS(cublasLtMatmulDescInit(&d->product, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    const cublasOperation_t op_a = s.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N, op_b = s.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
+    MOEPLAN_CUBLAS(cublasLtMatmulDescSetAttribute(&d->product, CUBLASLT_MATMUL_DESC_TRANSA, &op_b, sizeof op_b));
+    MOEPLAN_CUBLAS(cublasLtMatmulDescSetAttribute(&d->product, CUBLASLT_MATMUL_DESC_TRANSB, &op_a, sizeof op_a));
+    const auto layout = [&](cublasLtMatrixLayoutOpaque_t* out, NumberFormat format, std::int64_t rows, std::int64_t columns, std::int64_t ld,
+                            std::int64_t stride) -> Status {
+        MOEPLAN_CUBLAS(cublasLtMatrixLayoutInit(out, type_of(format), static_cast<std::uint64_t>(rows), static_cast<std::uint64_t>(columns), ld));
+        if (s.batch == 1) return {};
+        const auto batch = static_cast<std::int32_t>(s.batch);
+        MOEPLAN_CUBLAS(cublasLtMatrixLayoutSetAttribute(out, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batch, sizeof batch));
+        MOEPLAN_CUBLAS(cublasLtMatrixLayoutSetAttribute(out, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof stride));
+        return {};
+    };
+    MOEPLAN_TRY(layout(&d->b, s.format, s.transpose_b ? s.k : s.n, s.transpose_b ? s.n : s.k, s.ldb, s.b_stride));
+    MOEPLAN_TRY(layout(&d->a, s.format, s.transpose_a ? s.m : s.k, s.transpose_a ? s.k : s.m, s.lda, s.a_stride));
+    return layout(&d->c, s.out_format, s.n, s.m, s.ldc, s.c_stride);
+}
+
+/// What cuBLASLt's heuristic advises for a shape. `found` is false where it has nothing: cuBLAS then takes the product.
+struct Algorithm {
+    bool found = false;
+    cublasLtMatmulAlgo_t algorithm{};
+};
+Status ask(const Shape& s, std::size_t workspace, Algorithm* out) {
+    cublasLtHandle_t handle = nullptr;
+    MOEPLAN_TRY(lt_handle(&handle));
+    Description d;
+    MOEPLAN_TRY(describe(s, &d));
+    cublasLtMatmulPreferenceOpaque_t wishes{};
+    MOEPLAN_CUBLAS(cublasLtMatmulPreferenceInit(&wishes));
+    const std::uint64_t bytes = workspace;
+    const std::uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;   // parts of a split k are added in f32, never in bf16
+    MOEPLAN_CUBLAS(cublasLtMatmulPreferenceSetAttribute(&wishes, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof bytes));
+    MOEPLAN_CUBLAS(cublasLtMatmulPreferenceSetAttribute(&wishes, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, sizeof reductions));
+    const auto align = [&](cublasLtMatmulPreferenceAttributes_t which, std::uint32_t alignment) -> Status {
+        MOEPLAN_CUBLAS(cublasLtMatmulPreferenceSetAttribute(&wishes, which, &alignment, sizeof alignment));
+        return {};
+    };
+    MOEPLAN_TRY(align(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, s.alignment[1]));
+    MOEPLAN_TRY(align(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, s.alignment[0]));
+    MOEPLAN_TRY(align(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, s.alignment[2]));
+    MOEPLAN_TRY(align(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, s.alignment[2]));
+    cublasLtMatmulHeuristicResult_t result{};
+    int count = 0;
+    const cublasStatus_t status =
+        cublasLtMatmulAlgoGetHeuristic(handle, &d.product, &d.b, &d.a, &d.c, &d.c, &wishes, 1, &result, &count);
+    out->found = status == CUBLAS_STATUS_SUCCESS && count > 0 && result.state == CUBLAS_STATUS_SUCCESS;
+    if (out->found) out->algorithm = result.algo;
+    if (status != CUBLAS_STATUS_SUCCESS && status != CUBLAS_STATUS_NOT_SUPPORTED)
+        return cublas_failure(status, "cublasLtMatmulAlgoGetHeuristic", __FILE__, __LINE__);
+    return {};
+}
+Status algorithm_for(const Shape& shape, std::size_t workspace, Algorithm* out) {
     static std::mutex mutex;
-    static SideStreams* made = nullptr;
+    static auto& known_shapes = *new std::map<Shape, Algorithm>;
     const std::lock_guard lock(mutex);
-    if (!made) {
-        auto* side = new SideStreams;
-        MOEPLAN_CUDA(cudaEventCreateWithFlags(&side->begin, cudaEventDisableTiming));
-        for (int i = 0; i < kSideStreams; ++i) {
-            MOEPLAN_CUDA(cudaStreamCreateWithFlags(&side->streams[i], cudaStreamNonBlocking));
-            MOEPLAN_CUDA(cudaEventCreateWithFlags(&side->ends[i], cudaEventDisableTiming));
-        }
-        made = side;
+    const auto found = known_shapes.find(shape);
+    if (found != known_shapes.end()) {
+        *out = found->second;
+        return {};
     }
-    *out = made;
+    MOEPLAN_TRY(ask(shape, workspace, out));
+    known_shapes.emplace(shape, *out);
     return {};
 }
 
-bool known(NumberFormat f) { return f == NumberFormat::f32 || f == NumberFormat::bf16; }
-cudaDataType_t type_of(NumberFormat f) { return f == NumberFormat::f32 ? CUDA_R_32F : CUDA_R_16BF; }
-std::int64_t bytes_of(NumberFormat f) { return f == NumberFormat::f32 ? 4 : 2; }
-bool fits_int(std::int64_t v) { return v <= std::numeric_limits<int>::max(); }
-
-/// How the experts' products are launched. `automatic` is a rule that no GPU has confirmed yet: few rows an expert fill a
-/// GPU badly one by one, so that one grouped launch should win; scripts/gpu-run measures both.
-enum class Launches { automatic, one_by_one, grouped };
-Launches launches_wanted() {
-    const char* text = std::getenv("MOEPLAN_GROUPED_GEMM");
-    if (!text) return Launches::automatic;
-    if (std::string_view(text) == "loop") return Launches::one_by_one;
-    if (std::string_view(text) == "grouped") return Launches::grouped;
-    return Launches::automatic;
-}
-constexpr std::int64_t kFewRows = 256;
-
-/// One expert's product, as rows [begin, end) of x and y and its own w.
-Product product_of(const GroupedGemmCall& a, std::int64_t expert, std::int64_t begin, std::int64_t rows) {
-    const std::int64_t size = bytes_of(a.format);
-    char *x = static_cast<char*>(a.x) + begin * a.k * size, *y = static_cast<char*>(a.y) + begin * a.n * size;
-    char* w = static_cast<char*>(a.w) + expert * a.n * a.k * (a.product == GroupedProduct::weight_gradient ? 4 : size);
-    Product p{};
-    p.format = p.out_format = a.format;
-    switch (a.product) {
-        case GroupedProduct::forward:                         // y[rows, n] = x · wᵀ
-            p.m = rows, p.n = a.n, p.k = a.k, p.a = {x, a.k}, p.b = {w, a.k, 0, true}, p.c = y, p.ldc = a.n;
-            break;
-        case GroupedProduct::data_gradient:                   // x[rows, k] = y · w
-            p.m = rows, p.n = a.k, p.k = a.n, p.a = {y, a.n}, p.b = {w, a.k}, p.c = x, p.ldc = a.k;
-            break;
-        case GroupedProduct::weight_gradient:                 // w[n, k] += yᵀ · x, in f32
-            p.m = a.n, p.n = a.k, p.k = rows, p.a = {y, a.n, 0, true}, p.b = {x, a.k}, p.c = w, p.ldc = a.k, p.beta = 1;
-            p.out_format = NumberFormat::f32;
-            break;
-    }
-    return p;
-}
-
-Status one_by_one(const GroupedGemmCall& a, const std::int32_t* offsets, cudaStream_t stream) {
-    const SideStreams* side = nullptr;
-    MOEPLAN_TRY(side_streams(&side));
-    MOEPLAN_CUDA(cudaEventRecord(side->begin, stream));
-    const int used = static_cast<int>(std::min<std::int64_t>(kSideStreams, a.num_experts));
-    for (int i = 0; i < used; ++i) MOEPLAN_CUDA(cudaStreamWaitEvent(side->streams[i], side->begin));
-    int next = 0;
-    for (std::int64_t e = 0; e < a.num_experts; ++e) {
-        const std::int64_t rows = offsets[e + 1] - offsets[e];
-        if (rows <= 0) continue;                              // zeros are added to dw, nothing is written elsewhere
-        MOEPLAN_TRY(multiply(product_of(a, e, offsets[e], rows), side->streams[next]));
-        next = (next + 1) % used;
-    }
-    for (int i = 0; i < used; ++i) {
-        MOEPLAN_CUDA(cudaEventRecord(side->ends[i], side->streams[i]));
-        MOEPLAN_CUDA(cudaStreamWaitEvent(stream, side->ends[i]));
-    }
+/// @param done  set to whether cuBLASLt took it: an algorithm for the next larger size may refuse a smaller one
+Status by_lt(const Product& p, const Algorithm& with, const Workspace& workspace, cudaStream_t stream, bool* done) {
+    cublasLtHandle_t handle = nullptr;
+    MOEPLAN_TRY(lt_handle(&handle));
+    Description d;
+    MOEPLAN_TRY(describe(shape_of(p), &d));
+    const float alpha = static_cast<float>(p.alpha), beta = static_cast<float>(p.beta);
+    const cublasStatus_t status = cublasLtMatmul(handle, &d.product, &alpha, p.b.data, &d.b, p.a.data, &d.a, &beta, p.c, &d.c, p.c, &d.c,
+                                                 &with.algorithm, workspace.data, workspace.bytes, stream);
+    *done = status == CUBLAS_STATUS_SUCCESS;
+    if (!*done && status != CUBLAS_STATUS_NOT_SUPPORTED && status != CUBLAS_STATUS_INVALID_VALUE)
+        return cublas_failure(status, "cublasLtMatmul", __FILE__, __LINE__);
     return {};
 }
 
-#if CUBLAS_VERSION >= 120500
-constexpr bool kHaveGrouped = true;
-Status grouped(const GroupedGemmCall& a, const std::int32_t* offsets, cudaStream_t stream) {
-    std::vector<cublasOperation_t> op_a, op_b;
-    std::vector<int> m, n, k, lda, ldb, ldc, size;
-    std::vector<float> alpha, beta;
-    std::vector<const void*> pointers[3];
-    for (std::int64_t e = 0; e < a.num_experts; ++e) {
-        const std::int64_t rows = offsets[e + 1] - offsets[e];
-        if (rows <= 0) continue;
-        // cuBLAS is column-major: cᵀ = op(b)ᵀ · op(a)ᵀ.
-        const Product p = product_of(a, e, offsets[e], rows);
-        op_a.push_back(p.b.transpose ? CUBLAS_OP_T : CUBLAS_OP_N), op_b.push_back(p.a.transpose ? CUBLAS_OP_T : CUBLAS_OP_N);
-        m.push_back(static_cast<int>(p.n)), n.push_back(static_cast<int>(p.m)), k.push_back(static_cast<int>(p.k));
-        lda.push_back(static_cast<int>(p.b.ld)), ldb.push_back(static_cast<int>(p.a.ld)), ldc.push_back(static_cast<int>(p.ldc));
-        size.push_back(1);
-        alpha.push_back(1), beta.push_back(static_cast<float>(p.beta));
-        pointers[0].push_back(p.b.data), pointers[1].push_back(p.a.data), pointers[2].push_back(p.c);
-    }
-    const std::size_t count = m.size();
-    if (count == 0) return {};
-    void* memory = nullptr;
-    MOEPLAN_TRY(scratch(stream, 3 * count * sizeof(void*), &memory));
-    auto* const device = static_cast<void**>(memory);
-    for (int i = 0; i < 3; ++i)                               // from pageable memory: staged before the call returns
-        MOEPLAN_CUDA(cudaMemcpyAsync(device + i * count, pointers[i].data(), count * sizeof(void*), cudaMemcpyDefault, stream));
+Status by_cublas(const Product& p, cudaStream_t stream) {
     cublasHandle_t handle = nullptr;
     MOEPLAN_TRY(handle_of(stream, &handle));
-    const cudaDataType_t type = type_of(a.format);
-    MOEPLAN_CUBLAS(cublasGemmGroupedBatchedEx(handle, op_a.data(), op_b.data(), m.data(), n.data(), k.data(), alpha.data(), device, type, lda.data(),
-                                              device + count, type, ldb.data(), beta.data(), device + 2 * count, type, ldc.data(),
-                                              static_cast<int>(count), size.data(), CUBLAS_COMPUTE_32F));
+    const float alpha = static_cast<float>(p.alpha), beta = static_cast<float>(p.beta);
+    const cublasOperation_t op_a = p.a.transpose ? CUBLAS_OP_T : CUBLAS_OP_N, op_b = p.b.transpose ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const cudaDataType_t type = type_of(p.format);
+    MOEPLAN_CUBLAS(cublasGemmStridedBatchedEx(handle, op_b, op_a, static_cast<int>(p.n), static_cast<int>(p.m), static_cast<int>(p.k), &alpha,
+                                              p.b.data, type, static_cast<int>(p.b.ld), p.b.stride, p.a.data, type, static_cast<int>(p.a.ld),
+                                              p.a.stride, &beta, p.c, type_of(p.out_format), static_cast<int>(p.ldc), p.c_stride,
+                                              static_cast<int>(p.batch), CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
     return {};
 }
-#else
-constexpr bool kHaveGrouped = false;
-Status grouped(const GroupedGemmCall&, const std::int32_t*, cudaStream_t) { return unsupported("grouped_gemm", "cuBLAS before 12.5"); }
-#endif
 
 }  // namespace
 
@@ -195,22 +225,21 @@ Status multiply(const Product& p, cudaStream_t stream) {
                                            p.n * bytes_of(p.out_format), p.m, stream));
         return {};
     }
-    cublasHandle_t handle = nullptr;
-    MOEPLAN_TRY(handle_of(stream, &handle));
-    const float alpha = static_cast<float>(p.alpha), beta = static_cast<float>(p.beta);
-    const cublasOperation_t op_a = p.a.transpose ? CUBLAS_OP_T : CUBLAS_OP_N, op_b = p.b.transpose ? CUBLAS_OP_T : CUBLAS_OP_N;
-    const cudaDataType_t type = type_of(p.format), out_type = type_of(p.out_format);
-    const int m = static_cast<int>(p.m), n = static_cast<int>(p.n), k = static_cast<int>(p.k), lda = static_cast<int>(p.a.ld),
-              ldb = static_cast<int>(p.b.ld), ldc = static_cast<int>(p.ldc);
-    // cuBLAS is column-major: cᵀ = op(b)ᵀ · op(a)ᵀ.
-    if (p.batch == 1)
-        MOEPLAN_CUBLAS(cublasGemmEx(handle, op_b, op_a, n, m, k, &alpha, p.b.data, type, ldb, p.a.data, type, lda, &beta, p.c, out_type, ldc,
-                                    CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
-    else
-        MOEPLAN_CUBLAS(cublasGemmStridedBatchedEx(handle, op_b, op_a, n, m, k, &alpha, p.b.data, type, ldb, p.b.stride, p.a.data, type, lda,
-                                                  p.a.stride, &beta, p.c, out_type, ldc, p.c_stride, static_cast<int>(p.batch), CUBLAS_COMPUTE_32F,
-                                                  CUBLAS_GEMM_DEFAULT));
-    return {};
+    Workspace workspace;
+    MOEPLAN_TRY(workspace_of(stream, &workspace));
+    Shape shape = shape_of(p);
+    if (p.varying == Varying::m) shape.m = bucket(shape.m);
+    if (p.varying == Varying::k) shape.k = bucket(shape.k);
+    for (const bool exact : {false, true}) {
+        if (exact && p.varying == Varying::none) break;
+        if (exact) shape = shape_of(p);
+        Algorithm algorithm;
+        MOEPLAN_TRY(algorithm_for(shape, workspace.bytes, &algorithm));
+        bool done = false;
+        if (algorithm.found) MOEPLAN_TRY(by_lt(p, algorithm, workspace, stream, &done));
+        if (done) return {};
+    }
+    return by_cublas(p, stream);
 }
 
 Status gemm(const GemmCall* a, Stream_* stream) {
@@ -220,26 +249,6 @@ Status gemm(const GemmCall* a, Stream_* stream) {
     p.b = {a->b, a->ldb, 0, a->transpose_b};
     p.c = a->c, p.ldc = a->ldc, p.alpha = a->alpha, p.beta = a->beta, p.format = a->format, p.out_format = a->out_format;
     return multiply(p, as_stream(stream));
-}
-
-Status grouped_gemm(const GroupedGemmCall* a, Stream_* stream_) {
-    const cudaStream_t stream = as_stream(stream_);
-    if (!known(a->format)) return unsupported("grouped_gemm", "multiplies f32 and bf16");
-    if (a->num_experts == 0 || a->rows == 0 || a->n == 0 || a->k == 0) return {};
-    const std::int32_t* offsets = a->host_offsets;
-    std::vector<std::int32_t> copied;
-    if (!offsets) {                                           // cuBLAS wants shapes on the host: fetch them, and wait
-        copied.resize(a->num_experts + 1);
-        MOEPLAN_CUDA(cudaMemcpyAsync(copied.data(), a->offsets, sizeof(std::int32_t) * copied.size(), cudaMemcpyDefault, stream));
-        MOEPLAN_CUDA(cudaStreamSynchronize(stream));
-        offsets = copied.data();
-    }
-    const Launches wanted = launches_wanted();
-    // The grouped call writes what it reads (no f32 output of bf16 inputs).
-    const bool can = kHaveGrouped && !(a->product == GroupedProduct::weight_gradient && a->format != NumberFormat::f32);
-    const bool few = a->rows < kFewRows * a->num_experts;
-    if (can && (wanted == Launches::grouped || (wanted == Launches::automatic && few))) return grouped(*a, offsets, stream);
-    return one_by_one(*a, offsets, stream);
 }
 
 }  // namespace moeplan::cuda

@@ -68,6 +68,15 @@ inline Status unsupported(const char* kernel, const char* why) {
     return status_of(kUnsupported, text);
 }
 
+/// Device memory, or kOutOfMemory with how much was free, how much was asked for and for what.
+Status device_memory(std::size_t bytes, const char* purpose, void** out);
+
+/// As the driver says it.
+const char* device_name();
+
+/// Whose scratch memory and workspace a stream uses: its own, or, while a graph is recorded, those of the stream that will run it.
+cudaStream_t owner_of(cudaStream_t stream);
+
 /// Scratch memory of a stream, grown when needed and kept: work on one stream is in order, so that one buffer a stream
 /// serves all its kernels. The content of an earlier call is lost.
 Status scratch(cudaStream_t stream, std::size_t bytes, void** out);

@@ -220,14 +220,18 @@ bool in_profile(const Point& p) {
 
 struct Measured { std::map<std::string, std::vector<std::string>> rows; double best_flops = 0, best_bytes = 0, launch = 0; };
 
-void write(const std::string& file, const DeviceFacts& facts, const Measured& m) {
+void write(const std::string& file, const Backend& gpu, const Measured& m) {
+    const DeviceFacts& facts = *gpu.facts;
     std::ofstream out(file + ".part");
     char text[512];
     std::snprintf(text, sizeof text,
                   "{\n \"$schema\": \"moeplan/profile.schema.json\", \"version\": 1, \"name\": \"measured\", \"device\": \"%s\", \"driver\": \"%s\",\n"
-                  " \"source\": \"measured by scripts/gpu-run: cold caches, bf16; roofline: best rates of this run\", \"clocks_mhz\": %.0f, \"conditions\": {},\n",
+                  " \"source\": \"measured by scripts/gpu-run: cold caches, bf16; roofline: best rates of this run\", \"clocks_mhz\": %.0f, \"conditions\": {",
                   facts.name, facts.driver, facts.clock_hz / 1e6);
     out << text;
+    const std::vector<std::string> choices = choices_of(gpu);
+    for (std::size_t i = 0; i < choices.size(); ++i) out << (i ? "," : "") << "\n  \"choice_" << i + 1 << "\": \"" << choices[i] << "\"";
+    out << " },\n";
     std::snprintf(text, sizeof text,
                   " \"roofline\": { \"peak\": { \"bf16\": \"%.6g TFlop/s\" }, \"memory_bandwidth\": \"%.6g GB/s\", \"num_sms\": %d, \"l2\": \"%.6g MB\" },\n"
                   " \"host\": { \"per_launch\": \"%.3g us\", \"per_sync\": \"%.3g us\" }, \"host_overlap\": 1,\n \"kernels\": [",
@@ -363,7 +367,7 @@ int run(const Words& words) {
         } catch (const EnvironmentError& e) {
             std::printf("%-22s left out: %s\n", point.kernel.c_str(), e.what());
         }
-        write(words.profile, *gpu.facts, measured);
+        write(words.profile, gpu, measured);
         write(words.figures, *gpu.facts, figures, words.tiny);
         // The sub-layer once the kernels it is made of are known, before the rest of the grid.
         ++done;
@@ -376,6 +380,7 @@ int run(const Words& words) {
             }
         }
     }
+    for (const std::string& line : choices_of(gpu)) std::printf("%s\n", line.c_str());
     std::printf("%zu of %zu points in %.0f s\n", done, points.size(), seconds_since(start));
     return 0;
 }

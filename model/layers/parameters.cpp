@@ -46,8 +46,13 @@ Parameter& ParameterSet::make(std::string name, std::vector<std::int64_t> shape,
     // What every tensor parallel rank holds alike counts on the first.
     parameter->counted =
         counted && !(groups_ && held == Held::by_all && groups_->tensor.rank() != 0);
-    parameter->value = full_precision ? runtime_.statistic(count) : runtime_.tensor(count);
-    if (parameter->value.format() != runtime_.stat) parameter->master = runtime_.statistic(count);
+    using Purpose = CachingAllocator::Purpose;
+    {
+        const Purpose purpose(runtime_.memory, "the weight", parameter->name);
+        parameter->value = full_precision ? runtime_.statistic(count) : runtime_.tensor(count);
+        if (parameter->value.format() != runtime_.stat)
+            parameter->master = runtime_.statistic(count);
+    }
     parameter->updated = {0, count};
     std::int64_t padded = count;
     if (groups_ && sharded_) {
@@ -57,7 +62,11 @@ Parameter& ParameterSet::make(std::string name, std::vector<std::int64_t> shape,
         parameter->updated = {std::min(count, shard * group.rank()),
                               std::min(count, shard * (group.rank() + 1))};
     }
-    parameter->gradient = runtime_.statistic(padded);
+    {
+        const Purpose purpose(runtime_.memory, "the gradient", parameter->name);
+        parameter->gradient = runtime_.statistic(padded);
+    }
+    const Purpose purpose(runtime_.memory, "AdamW's moments", parameter->name);
     parameter->m = runtime_.statistic(parameter->updated.count());
     parameter->v = runtime_.statistic(parameter->updated.count());
     for (Tensor* tensor : {&parameter->gradient, &parameter->m, &parameter->v})
@@ -90,7 +99,9 @@ Parameter& ParameterSet::at(const std::string& name) const {
 }
 
 void ParameterSet::zero_gradients() {
-    for (const auto& parameter : parameters_) runtime_.zero(parameter->gradient);
+    runtime_.stretch("zero_gradients", [&] {
+        for (const auto& parameter : parameters_) runtime_.zero(parameter->gradient);
+    });
 }
 
 }  // namespace moeplan

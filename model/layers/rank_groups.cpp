@@ -32,6 +32,7 @@ class HostCopy {
 
 template <class Exchange>
 void timed(Runtime& rt, double& seconds, Exchange exchange) {
+    rt.graphs.give_up(rt.stream);
     check(rt.backend.synchronise(rt.stream), "synchronise");
     const auto begin = Clock::now();
     exchange();

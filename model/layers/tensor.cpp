@@ -5,69 +5,9 @@
 #include <utility>
 
 #include "core/errors.hpp"
-#include "core/quantity_text.hpp"
 
 namespace moeplan {
-namespace {
-
-/// Sizes grow in eighths of a power of two, so that exchanges whose row counts change from step to
-/// step find their block again.
-std::size_t block_size(std::size_t bytes) {
-    std::size_t step = 64;
-    while (step * 16 < bytes) step *= 2;
-    return std::max<std::size_t>(64, (bytes + step - 1) / step * step);
-}
-
-/// A kept block may be so many times larger than asked. Row counts of experts change with every
-/// batch, and the first touch of new memory is dear, above all in a virtual machine.
-constexpr std::size_t kMostSlack = 2;
-
-}  // namespace
-
-Memory::~Memory() {
-    for (const auto& [size, blocks] : kept_)
-        for (void* block : blocks) backend_.release(block);
-}
-
-void* Memory::take(std::size_t bytes) {
-    const std::size_t size = block_size(bytes);
-    in_use_ += bytes;
-    peak_ = std::max(peak_, in_use_);
-    if (const auto fits = kept_.lower_bound(size);
-        fits != kept_.end() && fits->first <= kMostSlack * size) {
-        void* block = fits->second.back();
-        fits->second.pop_back();
-        if (fits->second.empty()) kept_.erase(fits);
-        return block;
-    }
-    void* block = nullptr;
-    Status status = backend_.allocate(size, &block);
-    if (status.code == kOutOfMemory) {  // give back what is kept, and try once more
-        for (const auto& [other, blocks] : kept_)
-            for (void* unused : blocks) {
-                backend_.release(unused);
-                size_of_.erase(unused);
-            }
-        kept_.clear();
-        status = backend_.allocate(size, &block);
-    }
-    if (status.code != kOk) in_use_ -= bytes;
-    if (status.code == kOutOfMemory)
-        throw EnvironmentError(
-            std::string(status.message) + ", for a tensor of " + to_text(Bytes{double(bytes)}) +
-            "; weights, moments and activations take " + to_text(Bytes{double(in_use_)}) +
-            ". A smaller --micro-batch or --seq needs less");
-    check(status, "allocate");
-    size_of_[block] = size;
-    return block;
-}
-
-void Memory::give(void* block, std::size_t bytes) {
-    in_use_ -= bytes;
-    kept_[size_of_.at(block)].push_back(block);
-}
-
-Tensor::Tensor(Memory& memory, std::int64_t count, NumberFormat format)
+Tensor::Tensor(CachingAllocator& memory, std::int64_t count, NumberFormat format)
     : memory_(&memory), count_(count), format_(format) {
     data_ = memory.take(bytes());
 }

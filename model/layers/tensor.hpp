@@ -1,47 +1,25 @@
 #pragma once
 /// Device memory with an owner, and what every layer needs at hand to compute.
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "core/number_format.hpp"
+#include "kernels/caching_allocator.hpp"
+#include "kernels/graphed_calls.hpp"
 #include "kernels/kernel_set.hpp"
 
 namespace moeplan {
-
-/// Device memory that is kept for the next step: a step's tensors are those of the step before.
-/// Says how much was in use at most.
-class Memory {
-  public:
-    explicit Memory(const Backend& backend) : backend_(backend) {}
-    Memory(const Memory&) = delete;
-    Memory& operator=(const Memory&) = delete;
-    ~Memory();
-
-    const Backend& backend() const { return backend_; }
-    void* take(std::size_t bytes);  ///< @throws EnvironmentError if the device has no more
-    void give(void* block, std::size_t bytes);  ///< `bytes` as taken
-    std::uint64_t in_use() const { return in_use_; }
-    std::uint64_t peak() const { return peak_; }
-    void reset_peak() { peak_ = in_use_; }
-
-  private:
-    const Backend& backend_;
-    std::map<std::size_t, std::vector<void*>> kept_;  ///< by size of block; none is empty
-    std::unordered_map<void*, std::size_t> size_of_;  ///< of every block, lent or kept
-    std::uint64_t in_use_ = 0, peak_ = 0;
-};
 
 /// `count` elements on the device. Moves, never copies.
 class Tensor {
   public:
     Tensor() = default;
-    Tensor(Memory& memory, std::int64_t count, NumberFormat format);
+    Tensor(CachingAllocator& memory, std::int64_t count, NumberFormat format);
     Tensor(Tensor&& other) noexcept { swap(other); }
     Tensor& operator=(Tensor&& other) noexcept {
         swap(other);
@@ -61,7 +39,7 @@ class Tensor {
 
   private:
     void swap(Tensor& other) noexcept;
-    Memory* memory_ = nullptr;
+    CachingAllocator* memory_ = nullptr;
     void* data_ = nullptr;
     std::int64_t count_ = 0;
     NumberFormat format_ = NumberFormat::f32;
@@ -83,7 +61,8 @@ class Runtime {
           kernels(*backend.kernels),
           format(format),
           stat(stat_format(format)),
-          memory(backend) {}
+          memory(backend),
+          graphs(memory) {}
 
     Tensor tensor(std::int64_t count) { return Tensor(memory, count, format); }
     Tensor statistic(std::int64_t count) { return Tensor(memory, count, stat); }
@@ -98,10 +77,12 @@ class Runtime {
     Tensor converted(const Tensor& from, NumberFormat to);
     Tensor converted(const void* from, std::int64_t count, NumberFormat of, NumberFormat to);
     void zero(void* data, std::size_t bytes) {
+        if (graphs.collecting()) return graphs.add(SetZero{data, bytes});
         check(backend.set_zero(data, bytes, stream), "set_zero");
     }
     void zero(Tensor& tensor) { zero(tensor.data(), tensor.bytes()); }
     void copy(void* to, const void* from, std::size_t bytes) {
+        graphs.give_up(stream);
         check(backend.copy(to, from, bytes, stream), "copy");
     }
 
@@ -109,14 +90,36 @@ class Runtime {
     template <class Args>
     void run(Status (*kernel)(const Args*, Stream_*), const Args& args, std::string_view name) {
         if (!kernel) missing(name);
-        check(kernel(&args, stream), name);
+        if (graphs.collecting()) {
+            if constexpr (std::equality_comparable<Args>)
+                return graphs.add(kernel, args, name);
+            else
+                graphs.give_up(stream);
+        }
+        check(memory.with_memory([&] { return kernel(&args, stream); }), name);
+    }
+
+    /// Work whose calls are the same from step to step, launched as one where the device can
+    /// (kernels/graphed_calls.hpp). What the body runs has run, or waits in the stream, when this
+    /// returns; whatever the body waits for makes an ordinary stretch of it.
+    template <class Body>
+    void stretch(std::string_view name, Body body) {
+        graphs.begin(name);
+        try {
+            body();
+        } catch (...) {
+            graphs.drop();
+            throw;
+        }
+        graphs.end(stream);
     }
 
     const Backend& backend;
     const KernelSet& kernels;
     Stream_* stream = nullptr;
     NumberFormat format, stat;
-    Memory memory;
+    CachingAllocator memory;
+    GraphedCalls graphs;
 
   private:
     [[noreturn]] void missing(std::string_view kernel) const;

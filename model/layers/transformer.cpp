@@ -59,6 +59,9 @@ Transformer::Transformer(Runtime& rt, const ModelSpec& model, RankGroups& groups
         const std::size_t i = b + std::size_t(layers_.first);
         const std::string name = "layers." + std::to_string(i);
         Block& block = blocks_[b];
+        block.name = name;
+        block.forward_name = name + ".forward";
+        block.backward_name = name + ".backward";
         block.attention_norm = vector(name + ".attention_norm");
         block.attention = std::make_unique<SelfAttention>(rt, parameters_, name + ".attention",
                                                           model, model.layers[i], groups);
@@ -147,13 +150,18 @@ Tensor Transformer::block_forward(Block& block, Tensor x, const MicroBatch& batc
                                   Result& result, std::vector<MoeChoices>* choices,
                                   const AfterMoe& after_moe) {
     const std::int64_t rows = batch.num_tokens();
+    const CachingAllocator::Purpose purpose(rt_.memory, "activations", block.name);
     saved.in = std::move(x);
-    saved.attention_in = norm(saved.in, block.attention_norm, saved.attention_scale, rows);
-    saved.middle = block.attention->forward(saved.attention_in, batch, saved.attention);
-    add(rt_, saved.in.data(), saved.middle.data(), saved.middle.data(), saved.in.count());
-    saved.feed_forward_in =
-        norm(saved.middle, block.feed_forward_norm, saved.feed_forward_scale, rows);
     Tensor y;
+    rt_.stretch(block.forward_name, [&] {
+        saved.attention_in = norm(saved.in, block.attention_norm, saved.attention_scale, rows);
+        saved.middle = block.attention->forward(saved.attention_in, batch, saved.attention);
+        add(rt_, saved.in.data(), saved.middle.data(), saved.middle.data(), saved.in.count());
+        saved.feed_forward_in =
+            norm(saved.middle, block.feed_forward_norm, saved.feed_forward_scale, rows);
+        if (block.dense)
+            y = block.dense->forward_all(saved.feed_forward_in.data(), rows, saved.dense);
+    });
     if (block.moe) {
         result.moe.emplace_back();
         if (choices) choices->emplace_back();
@@ -167,7 +175,6 @@ Tensor Transformer::block_forward(Block& block, Tensor x, const MicroBatch& batc
                     rt_.download(saved.middle.data(), saved.middle.count(), rt_.format);
         } while (after_moe && after_moe(result.moe.size() - 1, *block.moe, observed));
     } else {
-        y = block.dense->forward_all(saved.feed_forward_in.data(), rows, saved.dense);
         sum_over(rt_, groups_.tensor, y.data(), y.count(), y.format(), groups_.times.tensor);
     }
     add(rt_, saved.middle.data(), y.data(), y.data(), y.count());
@@ -176,19 +183,19 @@ Tensor Transformer::block_forward(Block& block, Tensor x, const MicroBatch& batc
 
 void Transformer::block_backward(Block& block, Tensor& dx, const MicroBatch& batch, Saved& saved) {
     const std::int64_t rows = batch.num_tokens();
-    {
-        const Tensor d =
-            block.moe
-                ? block.moe->backward(saved.feed_forward_in, dx, batch, saved.moe)
-                : block.dense->backward_all(saved.feed_forward_in.data(), dx, rows, saved.dense);
-        if (block.dense)
+    const CachingAllocator::Purpose purpose(rt_.memory, "gradients of activations", block.name);
+    Tensor d;
+    if (block.moe) d = block.moe->backward(saved.feed_forward_in, dx, batch, saved.moe);
+    rt_.stretch(block.backward_name, [&] {
+        if (block.dense) {
+            d = block.dense->backward_all(saved.feed_forward_in.data(), dx, rows, saved.dense);
             sum_over(rt_, groups_.tensor, d.data(), d.count(), d.format(), groups_.times.tensor);
+        }
         norm_backward(saved.middle, block.feed_forward_norm, saved.feed_forward_scale, d, dx, rows);
-    }
-    {
-        const Tensor d = block.attention->backward(saved.attention_in, dx, batch, saved.attention);
+        d.reset();
+        d = block.attention->backward(saved.attention_in, dx, batch, saved.attention);
         norm_backward(saved.in, block.attention_norm, saved.attention_scale, d, dx, rows);
-    }
+    });
     saved = {};
 }
 

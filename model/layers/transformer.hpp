@@ -19,6 +19,7 @@ namespace moeplan {
 class Transformer {
   private:
     struct Block {
+        std::string name, forward_name, backward_name;  ///< "layers.3", and of its stretches
         Parameter *attention_norm = nullptr, *feed_forward_norm = nullptr;
         std::unique_ptr<SelfAttention> attention;
         std::unique_ptr<ExpertNetworks> dense;

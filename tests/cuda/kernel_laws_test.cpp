@@ -380,7 +380,7 @@ TEST_P(KernelLaws, ExpertsMultiplyTheirOwnRows) {
     for (const std::vector<std::int32_t>& begins : {std::vector<std::int32_t>{0, 0, 129, 129, 130}, std::vector<std::int32_t>{0, 3, 3, 5, 9}})
         for (const bool offsets_on_host : {true, false})
             for (const auto product : {GroupedProduct::forward, GroupedProduct::data_gradient, GroupedProduct::weight_gradient})
-                for (const char* launches : {"loop", "grouped"}) {
+                for (const char* launches : {"loop", "grouped", "the faster"}) {
                     setenv("MOEPLAN_GROUPED_GEMM", launches, 1);
                     Bench b(*device, GetParam(), 16);
                     const std::int64_t experts = 4, rows = begins[4], n = 10, k = 7;

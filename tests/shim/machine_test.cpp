@@ -11,6 +11,7 @@
 
 #include "core/child_process.hpp"
 #include "model/checkpoint.hpp"
+#include "model/model_spec.hpp"
 #include "model/layers/transformer.hpp"
 #include "tests/model/layers/small_models.hpp"
 #include "tests/tolerance.hpp"
@@ -76,33 +77,37 @@ TEST(RanksOnGpus, APeerThatIsGoneEndsTheRunWithNcclsWordsInsteadOfAWaitWithoutEn
     EXPECT_NE(child.error.find("remote process exited or there was a network error"), std::string::npos) << child.error;
 }
 
-TEST(Diverged, NamesTheRouterThatGivesNoNumbers) {
-    ASSERT_EQ(setenv("MOEPLAN_MODULES", MOEPLAN_SHIM_MODULES, 1), 0);
-    const auto folder = std::filesystem::temp_directory_path() / ("moeplan-router-" + std::to_string(::getpid()));
-    for (const Device device : {Device::cpu, Device::cuda}) {
-        TrainOptions options = small_run(named_model("mh_moe"), 1, 16, 1, 1);
-        options.device = device;
-        options.checkpoint = folder;
-        Communicator alone;
-        train(options, alone);
-        {
-            Runtime rt(backend_for(device), NumberFormat::f32);
-            RankGroups groups;
-            Transformer model(rt, options.model, groups, Seed{3});
-            load_checkpoint(*latest_checkpoint(folder), rt, model);
-            Parameter& router = model.parameters().at("layers.1.moe.router");
-            std::vector<double> values(std::size_t(router.count()), std::numeric_limits<double>::quiet_NaN());
-            rt.upload(router.value.data(), values, rt.stat);
-            save_checkpoint(folder, read_checkpoint_state(*latest_checkpoint(folder)), rt, model, groups, alone);
-        }
-        options.resume = true;
-        options.steps = 2;
-        try {
-            train(options, alone);
-            ADD_FAILURE() << "trained with a router of NaN on " << name_of(device);
-        } catch (const Diverged& error) {
-            EXPECT_NE(std::string(error.what()).find("layers.1.moe.router"), std::string::npos) << error.what();
-        }
+/// A checkpoint of one step of `moeplan train`, in whose router of layer 1 no number is one.
+void spoil_router(const std::filesystem::path& folder, const ModelSpec& spec) {
+    const auto newest = latest_checkpoint(folder);
+    ASSERT_TRUE(newest);
+    Runtime rt(backend_for(Device::cpu), NumberFormat::f32);
+    RankGroups groups;
+    Transformer model(rt, spec, groups, Seed{3});
+    load_checkpoint(*newest, rt, model);
+    Parameter& router = model.parameters().at("layers.1.moe.router");
+    const std::vector<double> values(std::size_t(router.count()), std::numeric_limits<double>::quiet_NaN());
+    rt.upload(router.value.data(), values, rt.stat);
+    save_checkpoint(folder, read_checkpoint_state(*newest), rt, model, groups, Communicator());
+}
+
+TEST(Diverged, ARouterThatGivesNoNumbersIsNamedAndEndsTheRunWithStatus3OnEveryDevice) {
+    const ModelSpec spec = load_model("tiny-top-k");
+    for (const char* device : {"cpu", "cuda:0"}) {
+        const auto folder = std::filesystem::temp_directory_path() / ("moeplan-router-" + std::to_string(::getpid()));
+        const auto run = [&](std::vector<std::string> more) {
+            std::vector<std::string> words = {MOEPLAN_BINARY, "train", "--model", "tiny-top-k", "--data", "synthetic", "--seq", "8", "--micro-batch",
+                                              "1", "--global-batch", "1", "--held-out", "0", "--checkpoint", folder.string()};
+            words.insert(words.end(), more.begin(), more.end());
+            return run_child(words, on_the_shim());
+        };
+        const ChildResult first = run({"--steps", "1"});
+        ASSERT_EQ(first.status, 0) << first.error;
+        spoil_router(folder, spec);
+        const ChildResult child = run({"--steps", "2", "--continue", "--device", device});
+        EXPECT_EQ(child.status, 3) << device << ": " << child.output << child.error;
+        EXPECT_NE(child.error.find("layers.1.moe.router"), std::string::npos) << device << ": " << child.error;
+        EXPECT_NE(child.error.find("not a number"), std::string::npos) << device << ": " << child.error;
         std::filesystem::remove_all(folder);
     }
 }
@@ -120,11 +125,13 @@ INSTANTIATE_TEST_SUITE_P(
         Lacking{"ADriver", {{"MOEPLAN_SHIM_DRIVER", "0"}}, {"--device", "cuda:0"}, {"no NVIDIA GPU that CUDA can use", "nvidia-smi"}},
         Lacking{"ANewerDriver", {{"MOEPLAN_SHIM_DRIVER", "11080"}}, {"--device", "cuda:0"}, {"driver is too old", "CUDA 11.8", "12.5"}},
         Lacking{"ADevice", {{"MOEPLAN_SHIM_GPUS", "0"}}, {"--device", "cuda"}, {"no NVIDIA GPU that CUDA can use"}},
+        Lacking{"KernelsForItsArchitecture", {{"MOEPLAN_SHIM_ARCHITECTURE", "70"}}, {"--device", "cuda:0"},
+                {"(sm_70) is not among the architectures", "-DMOEPLAN_CUDA_ARCHITECTURES=70-real"}},
         Lacking{"ASecondDevice", {}, {"--device", "cuda:1"}, {"there is no cuda:1", "shows 1 GPU"}},
         Lacking{"MemoryForTheWeights", {{"MOEPLAN_SHIM_MEMORY", "8388608"}}, {"--device", "cuda:0"},
                 {"8 MiB", "weights, gradients and moments", "--ep"}},
         Lacking{"MemoryForTheActivations", {{"MOEPLAN_SHIM_MEMORY", "150000000"}}, {"--device", "cuda:0", "--micro-batch", "64", "--global-batch", "64"},
-                {"more were needed", "for a tensor of", "--micro-batch"}}),
+                {"more were needed for activations of layers.", "tensors in use take", "--micro-batch"}}),
     [](const auto& info) { return info.param.name; });
 
 TEST_P(MachineThatLacks, SaysWhatAndHowToGetItAndExits3) {

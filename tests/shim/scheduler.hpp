@@ -41,6 +41,17 @@ void clear_failure();
 struct Work { std::uint64_t launches = 0, blocks = 0, threads = 0, switches = 0; };
 Work work_done();
 
+/// What a test makes of the machine: how long each of cuBLAS's ways takes (seconds a call, added to what events see), what its heuristic
+/// and its algorithms refuse, and how often each was called.
+struct Blas {
+    double lt_seconds = 0, grouped_seconds = 0;
+    bool knows_no_algorithm = false, refuses_smaller_shapes = false, refuses_grouped = false;
+    int heuristics = 0, lt_calls = 0, grouped_calls = 0, plain_calls = 0;
+};
+Blas& blas();
+/// Whether the next recording of a graph fails.
+extern bool graphs_fail;
+
 /// Null, or says whether work on streams never ends now: an exchange whose peer is gone.
 extern bool (*streams_hang)();
 

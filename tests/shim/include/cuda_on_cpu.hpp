@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -159,8 +160,8 @@ T __ldg(const T* p) { return *p; }
 // --- the runtime: memory is the heap's, a stream runs at once ---------------------------------------------------------------------
 enum cudaError_t : int {
     cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorMemoryAllocation = 2, cudaErrorInvalidConfiguration = 9,
-    cudaErrorInsufficientDriver = 35, cudaErrorNoDevice = 100, cudaErrorInvalidDevice = 101, cudaErrorNotReady = 600,
-    cudaErrorLaunchFailure = 719,
+    cudaErrorInsufficientDriver = 35, cudaErrorNoDevice = 100, cudaErrorInvalidDevice = 101, cudaErrorNoKernelImageForDevice = 209,
+    cudaErrorNotReady = 600, cudaErrorLaunchFailure = 719, cudaErrorStreamCaptureUnsupported = 900, cudaErrorStreamCaptureInvalidated = 901,
 };
 enum cudaMemcpyKind { cudaMemcpyDefault = 4 };
 enum cudaDeviceAttr { cudaDevAttrClockRate = 13, cudaDevAttrMemoryClockRate = 36 };
@@ -178,8 +179,13 @@ struct cudaDeviceProp {
 struct cudaFuncAttributes { int numRegs; };
 enum cudaMemoryType { cudaMemoryTypeUnregistered = 0, cudaMemoryTypeHost = 1, cudaMemoryTypeDevice = 2, cudaMemoryTypeManaged = 3 };
 struct cudaPointerAttributes { cudaMemoryType type; };
+namespace shim {
+bool has_kernels_for_this_device();
+}
 template <typename K>
-cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, K*) { return cudaSuccess; }
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, K*) {
+    return ::shim::has_kernels_for_this_device() ? cudaSuccess : cudaErrorNoKernelImageForDevice;
+}
 const char* cudaGetErrorString(cudaError_t);
 cudaError_t cudaGetLastError();
 cudaError_t cudaGetDeviceCount(int*);
@@ -211,19 +217,41 @@ cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t);
 cudaError_t cudaEventSynchronize(cudaEvent_t);
 cudaError_t cudaEventElapsedTime(float*, cudaEvent_t, cudaEvent_t);
 
+// Graphs: what a stream is given while it records is kept and run later, with the arguments of then.
+struct CUgraph_st;
+using cudaGraph_t = CUgraph_st*;
+using cudaGraphExec_t = CUgraph_st*;
+enum cudaStreamCaptureMode { cudaStreamCaptureModeRelaxed = 2 };
+cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode);
+cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t*);
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t*, cudaGraph_t, unsigned long long flags);
+cudaError_t cudaGraphLaunch(cudaGraphExec_t, cudaStream_t);
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t);
+cudaError_t cudaGraphDestroy(cudaGraph_t);
+
 namespace shim {
 void note_error(int error);
 void raise_dynamic_limit(const void* kernel, int bytes);
 std::size_t dynamic_limit(const void* kernel);
 
+bool records(cudaStream_t stream);
+/// Keeps work of a stream that records: it runs with the graph.
+void record(cudaStream_t stream, std::function<void()> work);
+
 /// A launch: arguments are converted to the kernel's parameter types and copied now, as on the device.
 template <typename... P, typename... A>
-void launch_kernel(const char* name, void (*kernel)(P...), dim3 grid, dim3 block, std::size_t shared, cudaStream_t, A&&... arguments) {
+void launch_kernel(const char* name, void (*kernel)(P...), dim3 grid, dim3 block, std::size_t shared, cudaStream_t stream, A&&... arguments) {
     const std::tuple<std::decay_t<P>...> copies(static_cast<std::decay_t<P>>(arguments)...);
-    const int error = launch(name, {grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, shared,
-                             dynamic_limit(reinterpret_cast<const void*>(kernel)),
-                             [&] { std::apply([&](const auto&... a) { kernel(a...); }, copies); });
-    if (error) note_error(error);
+    const auto work = [=] {
+        const int error = launch(name, {grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, shared,
+                                 dynamic_limit(reinterpret_cast<const void*>(kernel)),
+                                 [&] { std::apply([&](const auto&... a) { kernel(a...); }, copies); });
+        if (error) note_error(error);
+    };
+    if (records(stream))
+        record(stream, work);
+    else
+        work();
 }
 }  // namespace shim
 template <typename K>
