@@ -119,6 +119,20 @@ const std::array kTable = {
                       p.product == GroupedProduct::weight_gradient ? 2 * stat(p) : element(p);
                   return Bytes{element(p) * rows_of_groups(p) * double(p.n + p.k) + each * weights};
               }},
+    // Fused rows. `rows` of adamw_tensors and gradient_norms are tensors of `width` elements.
+    KernelRow{"route_forward", "rows width num_experts top_k",
+              [](const P& p) {
+                  return Flops{2.0 * double(p.rows) * double(p.width) * double(p.num_experts)};
+              },
+              [](const P& p) { return streamed<1>(p) + streamed_experts<1>(p); }},
+    KernelRow{"expert_activation_forward", "rows width num_experts", no_flops, streamed<3>},
+    KernelRow{"expert_activation_backward", "rows width num_experts", no_flops, streamed<5>},
+    KernelRow{"residual_rms_norm_forward", kRowsWidth, no_flops, streamed<4>},
+    KernelRow{"cross_entropy_in_place", kRowsWidth, no_flops, streamed<2>},
+    KernelRow{"adamw_tensors", kRowsWidth, no_flops,
+              [](const P& p) { return Bytes{stat(p) * 7 * double(p.rows) * double(p.width)}; }},
+    KernelRow{"gradient_norms", kRowsWidth, no_flops,
+              [](const P& p) { return Bytes{stat(p) * double(p.rows) * double(p.width)}; }},
     KernelRow{"copy", kRowsWidth, no_flops, streamed<2>},
 };
 
@@ -238,12 +252,14 @@ namespace {
 /// Which of its buffers, in the order of their making below, the kernel before has just written: a
 /// forward kernel's input, a backward kernel's dy. The optimizer's were all touched a step ago.
 int fresh_buffer(std::string_view name, const KernelProblem& p) {
-    if (name == "adamw" || name == "gradient_norm") return -1;
+    if (name.starts_with("adamw") || name.starts_with("gradient_norm")) return -1;
+    if (name == "expert_activation_backward") return 2;
     if (name == "rms_norm_backward") return 3;
     if (name == "attention_backward") return 4;
     if (name == "grouped_gemm") return p.product == GroupedProduct::forward ? 0 : 1;
     if (name == "swiglu_backward" || name == "gelu_backward" || name == "relu_backward" ||
-        name == "unpermute_backward" || name == "embedding_backward" || name == "residual_add")
+        name == "unpermute_backward" || name == "embedding_backward" || name == "residual_add" ||
+        name == "residual_rms_norm_forward")
         return 1;
     return 0;
 }
@@ -308,6 +324,46 @@ PreparedKernel::PreparedKernel(const Backend& backend, std::string_view name,
         launch_ = launch(name == "rope_forward" ? set.rope_forward : set.rope_backward,
                          Rope{b.tensor(rows * all, f), b.upload(positions), rows, p.num_heads,
                               p.head_size, all, 10000, f});
+    } else if (name == "route_forward") {
+        RouteForward call;
+        call.x = b.tensor(rows * width, f);
+        call.weight = b.tensor(experts * width, s, 0.05);
+        call.width = width;
+        call.x_format = f;
+        call.router.probabilities = b.blank(rows * experts, s);
+        call.router.log_sum_exp = b.blank(rows, s);
+        call.router.expert_ids = static_cast<std::int32_t*>(b.blank(rows * k, NumberFormat::i32));
+        call.router.gates = b.blank(rows * k, s);
+        call.router.probability_sums = b.blank(experts, s);
+        call.router.z_sum = static_cast<double*>(b.blank(1, NumberFormat::f64));
+        call.router.units = rows;
+        call.router.num_experts = experts;
+        call.router.top_k = k;
+        call.router.format = s;
+        launch_ = launch(set.route_forward, call);
+    } else if (name.starts_with("expert_activation")) {
+        std::vector<std::int32_t> offsets;
+        for (std::int64_t e = 0; e <= experts; ++e)
+            offsets.push_back(std::int32_t(rows * e / experts));
+        const void *x = b.tensor(rows * width * 2, f), *bias = b.tensor(experts * width * 2, f, 0.1);
+        if (name == "expert_activation_forward")
+            launch_ = launch(set.expert_activation_forward,
+                             ExpertActivationForward{x, bias, b.upload(offsets),
+                                                     b.blank(rows * width, f), rows, width, experts,
+                                                     ActivationKind::swiglu, f});
+        else
+            launch_ = launch(set.expert_activation_backward,
+                             ExpertActivationBackward{x, bias, b.tensor(rows * width, f),
+                                                      b.upload(offsets),
+                                                      b.blank(rows * width * 2, f),
+                                                      b.blank(experts * width * 2, s), rows, width,
+                                                      experts, ActivationKind::swiglu, f});
+    } else if (name == "residual_rms_norm_forward") {
+        launch_ = launch(
+            set.residual_rms_norm_forward,
+            ResidualRmsNormForward{b.tensor(rows * width, f), b.tensor(rows * width, f),
+                                   b.tensor(width, f, 0.1, 1), b.blank(rows * width, f),
+                                   b.blank(rows * width, f), b.blank(rows, s), rows, width, 1e-6, f});
     } else if (name.ends_with("glu_forward") || name == "gelu_forward" || name == "relu_forward") {
         const auto kernel = name == "swiglu_forward" ? set.swiglu_forward
                             : name == "gelu_forward" ? set.gelu_forward
@@ -442,13 +498,17 @@ PreparedKernel::PreparedKernel(const Backend& backend, std::string_view name,
                                   dqkv + std::size_t((p.num_heads + p.num_kv_heads) * p.head_size) *
                                              element_bytes});
         }
-    } else if (name == "cross_entropy_forward" || name == "cross_entropy_backward") {
+    } else if (name.starts_with("cross_entropy")) {
         std::vector<std::int32_t> targets(static_cast<std::size_t>(rows));
         for (std::size_t t = 0; t < targets.size(); ++t)
             targets[t] = std::int32_t(draw(seed, "target", t) %
                                       std::uint64_t(std::max<std::int64_t>(1, width)));
         const auto* ids = b.upload(targets);
-        if (name == "cross_entropy_forward")
+        if (name == "cross_entropy_in_place")
+            launch_ = launch(set.cross_entropy_in_place,
+                             CrossEntropyInPlace{b.tensor(rows * width, f), ids, b.blank(rows, s),
+                                                 rows, width, 1, f});
+        else if (name == "cross_entropy_forward")
             launch_ = launch(set.cross_entropy_forward,
                              CrossEntropyForward{b.tensor(rows * width, f), ids, b.blank(rows, s),
                                                  b.blank(rows, s), rows, width, f});
@@ -458,25 +518,42 @@ PreparedKernel::PreparedKernel(const Backend& backend, std::string_view name,
                        CrossEntropyBackward{b.tensor(rows * width, f),
                                             b.tensor(rows, s, 0.1, std::log(double(width)) + 0.5),
                                             ids, b.blank(rows * width, f), rows, width, 1, f});
-    } else if (name == "adamw") {
-        const std::int64_t count = rows * width;
-        AdamW call;
-        call.weight = b.tensor(count, f, 0.02);
-        call.master = f == s ? nullptr : b.tensor(count, s, 0.02);
-        call.m = b.tensor(count, s, 1e-3);
-        call.v = b.tensor(count, s, 1e-7, 1e-6);
-        call.gradient = b.tensor(count, s, 1e-3);
-        call.count = count;
-        call.step = 10;
-        call.learning_rate = 1e-5;
-        call.weight_decay = 0.1;
-        call.format = f;
-        launch_ = launch(set.adamw, call);
+    } else if (name == "adamw" || name == "adamw_tensors") {
+        const auto tensor_of = [&](std::int64_t count) {
+            AdamW call;
+            call.weight = b.tensor(count, f, 0.02);
+            call.master = f == s ? nullptr : b.tensor(count, s, 0.02);
+            call.m = b.tensor(count, s, 1e-3);
+            call.v = b.tensor(count, s, 1e-7, 1e-6);
+            call.gradient = b.tensor(count, s, 1e-3);
+            call.count = count;
+            call.step = 10;
+            call.learning_rate = 1e-5;
+            call.weight_decay = 0.1;
+            call.format = f;
+            return call;
+        };
+        if (name == "adamw") {
+            launch_ = launch(set.adamw, tensor_of(rows * width));
+        } else {
+            auto tensors = std::make_shared<std::vector<AdamW>>();
+            for (std::int64_t t = 0; t < rows; ++t) tensors->push_back(tensor_of(width));
+            launch_ = [run = launch(set.adamw_tensors, AdamWTensors{tensors->data(), rows}),
+                       tensors](Stream_* stream) { return run(stream); };
+        }
     } else if (name == "gradient_norm") {
         launch_ = launch(
             set.gradient_norm,
             GradientNorm{b.tensor(rows * width, s),
                          static_cast<double*>(b.blank(1, NumberFormat::f64)), rows * width, f});
+    } else if (name == "gradient_norms") {
+        auto parts = std::make_shared<std::vector<GradientPart>>();
+        for (std::int64_t t = 0; t < rows; ++t) parts->push_back({b.tensor(width, s), width});
+        launch_ = [run = launch(set.gradient_norms,
+                                GradientNorms{parts->data(), rows,
+                                              static_cast<double*>(b.blank(1, NumberFormat::f64)),
+                                              f}),
+                   parts](Stream_* stream) { return run(stream); };
     } else if (name == "gemm") {
         GemmCall call;
         call.a = b.tensor(p.m * p.k, f);

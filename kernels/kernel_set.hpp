@@ -1,7 +1,7 @@
 #pragma once
 /// The kernels of a device, one function pointer each, forward and backward: the list to write for
-/// a new device. Row names are those of model/kernel_work.hpp; kernels/kernel_rows.hpp gives each
-/// row's flops and bytes and runs it for a profiler.
+/// a new device. Row names are those of model/kernel_work.hpp (fused rows are priced by their parts);
+/// kernels/kernel_rows.hpp gives each row's flops and bytes and runs it for a profiler.
 ///
 /// Conventions
 /// * All tensors are dense and row-major. `void*` tensors hold `format`; `stat` tensors hold f64 if
@@ -139,6 +139,7 @@ struct RouterForward {
     std::int32_t* expert_ids = nullptr;  ///< [units, top_k]; may be null if top_k = 0
     void* gates = nullptr;               ///< stat [units, top_k]
     void* probability_sums = nullptr;    ///< stat [num_experts] = Σ over units; may be null
+    double* z_sum = nullptr;             ///< [1] = Σ over units of log_sum_exp²; may be null
     std::int64_t units = 0, num_experts = 0, top_k = 0;
     std::int64_t num_groups = 0, top_k_groups = 0;
     ScoreKind score = ScoreKind::softmax;
@@ -146,7 +147,8 @@ struct RouterForward {
     double gate_scale = 1;
     NumberFormat format = NumberFormat::f32;  ///< f64 or f32: decides `stat` alone
 };
-/// dlogits of gates, balance loss (linear in probabilities) and z-loss (Σ log_sum_exp² · z_scale).
+/// dlogits of gates, balance loss (linear in probabilities) and z-loss (Σ log_sum_exp² · z_scale). The
+/// experts of a unit differ from each other.
 struct RouterBackward {
     const void *probabilities = nullptr,
                *log_sum_exp =
@@ -346,6 +348,81 @@ struct Scale {
     bool operator==(const Scale&) const = default;
 };
 
+// --- Fused rows: what several of the rows above do, in one pass over memory. kernels/cpu/fused.cpp
+// --- puts each together from them and is the definition.
+
+/// router_forward on logits = x · weightᵀ + bias, which need not be stored.
+struct RouteForward {
+    const void* x = nullptr;       ///< [units, width] of x_format
+    const void* weight = nullptr;  ///< stat [num_experts, width]
+    const void* bias = nullptr;    ///< stat [num_experts], or null
+    void* logits = nullptr;        ///< stat [units, num_experts]; may be null
+    std::int64_t width = 0;
+    NumberFormat x_format = NumberFormat::f32;
+    RouterForward router;  ///< its own `logits` is not read
+};
+
+enum class ActivationKind : std::int32_t { swiglu, gelu, relu };
+/// y = activation(x + bias); group g owns rows offsets[g] … offsets[g+1]−1 and bias[g]. x stays as it is.
+struct ExpertActivationForward {
+    const void* x = nullptr;                ///< [rows, inputs], inputs = 2·width for swiglu, else width
+    const void* bias = nullptr;             ///< [num_groups, inputs], or null: none
+    const std::int32_t* offsets = nullptr;  ///< [num_groups + 1], or null: one group
+    void* y = nullptr;                      ///< [rows, width]
+    std::int64_t rows = 0, width = 0, num_groups = 1;
+    ActivationKind kind = ActivationKind::swiglu;
+    NumberFormat format = NumberFormat::f32;
+};
+/// dx = the activation's gradient at x + bias; dbias[g] += Σ over its rows of dx, before it is rounded.
+struct ExpertActivationBackward {
+    const void *x = nullptr, *bias = nullptr, *dy = nullptr;
+    const std::int32_t* offsets = nullptr;
+    void* dx = nullptr;     ///< shape of x; may be x
+    void* dbias = nullptr;  ///< stat [num_groups, inputs], +=; null without a bias
+    std::int64_t rows = 0, width = 0, num_groups = 1;
+    ActivationKind kind = ActivationKind::swiglu;
+    NumberFormat format = NumberFormat::f32;
+};
+
+/// sum = a + b; y = rms_norm of the sum as it is stored. `sum` may be a or b.
+struct ResidualRmsNormForward {
+    const void *a = nullptr, *b = nullptr;  ///< [rows, width]
+    const void* weight = nullptr;           ///< [width], or null: ones
+    void *sum = nullptr, *y = nullptr;      ///< [rows, width]
+    void* inverse_rms = nullptr;            ///< stat [rows]
+    std::int64_t rows = 0, width = 0;
+    double epsilon = 1e-6;
+    NumberFormat format = NumberFormat::f32;
+};
+
+/// cross_entropy_forward and _backward in place: the loss of each token, and its gradient where the
+/// logits were.
+struct CrossEntropyInPlace {
+    void* logits = nullptr;                 ///< [num_tokens, vocab_size] → scale · (softmax − one-hot)
+    const std::int32_t* targets = nullptr;  ///< [num_tokens]; −1: loss 0, zeros
+    void* loss = nullptr;                   ///< stat [num_tokens]
+    std::int64_t num_tokens = 0, vocab_size = 0;
+    double scale = 1;
+    NumberFormat format = NumberFormat::f32;
+};
+
+/// adamw on each of many tensors, of any formats, none of which overlap.
+struct AdamWTensors {
+    const AdamW* tensors = nullptr;  ///< host memory [num_tensors]
+    std::int64_t num_tensors = 0;
+};
+/// sum[0] += Σ over all tensors of Σ gradient² (f64), in a fixed order.
+struct GradientPart {
+    const void* gradient = nullptr;  ///< stat [count]
+    std::int64_t count = 0;
+};
+struct GradientNorms {
+    const GradientPart* parts = nullptr;  ///< host memory [num_parts]
+    std::int64_t num_parts = 0;
+    double* sum = nullptr;  ///< [1] device memory, +=
+    NumberFormat format = NumberFormat::f32;
+};
+
 /// Null pointers: this device lacks the kernel.
 struct KernelSet {
     Status (*embedding_forward)(const EmbeddingForward*, Stream_*) = nullptr;
@@ -381,6 +458,13 @@ struct KernelSet {
     Status (*grouped_gemm)(const GroupedGemmCall*, Stream_*) = nullptr;
     Status (*convert)(const Convert*, Stream_*) = nullptr;
     Status (*scale)(const Scale*, Stream_*) = nullptr;
+    Status (*route_forward)(const RouteForward*, Stream_*) = nullptr;
+    Status (*expert_activation_forward)(const ExpertActivationForward*, Stream_*) = nullptr;
+    Status (*expert_activation_backward)(const ExpertActivationBackward*, Stream_*) = nullptr;
+    Status (*residual_rms_norm_forward)(const ResidualRmsNormForward*, Stream_*) = nullptr;
+    Status (*cross_entropy_in_place)(const CrossEntropyInPlace*, Stream_*) = nullptr;
+    Status (*adamw_tensors)(const AdamWTensors*, Stream_*) = nullptr;
+    Status (*gradient_norms)(const GradientNorms*, Stream_*) = nullptr;
 };
 
 /// f64 for f64, else f32.

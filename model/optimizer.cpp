@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <vector>
 
 namespace moeplan {
 
@@ -33,6 +34,7 @@ double learning_rate_at(const OptimizerOptions& options, int step, int steps) {
 
 void update(Runtime& rt, const ParameterSet& parameters, const OptimizerOptions& options,
             double learning_rate, std::int64_t step, double gradient_scale) {
+    std::vector<AdamW> tensors;
     for (Parameter* parameter : parameters.all()) {
         const Span span = parameter->updated;
         if (span.count() == 0) continue;
@@ -51,8 +53,10 @@ void update(Runtime& rt, const ParameterSet& parameters, const OptimizerOptions&
         call.weight_decay = parameter->decays ? options.weight_decay : 0;
         call.gradient_scale = gradient_scale;
         call.format = parameter->value.format();
-        rt.run(rt.kernels.adamw, call, "adamw");
+        tensors.push_back(call);
     }
+    rt.run(rt.kernels.adamw_tensors, AdamWTensors{tensors.data(), std::int64_t(tensors.size())},
+           "adamw_tensors");
 }
 
 }  // namespace moeplan

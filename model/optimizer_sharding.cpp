@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 namespace moeplan {
 
@@ -24,20 +25,19 @@ void sum_gradients(Runtime& rt, Transformer& model, RankGroups& groups, double& 
 double gradient_norm(Runtime& rt, const ParameterSet& parameters, const RankGroups& groups,
                      const Communicator& world) {
     Tensor sum(rt.memory, 1, NumberFormat::f64);
-    rt.stretch("gradient_norm", [&] {
-        rt.zero(sum);
-        for (const Parameter* parameter : parameters.all()) {
-            // Of holders with the whole sum, the first counts; shards all do.
-            const bool first = holders(groups, parameter->held).rank() == 0;
-            if (!parameter->counted || (!parameters.is_sharded() && !first)) continue;
-            const Span span = parameter->updated;
-            if (span.count() == 0) continue;
-            rt.run(rt.kernels.gradient_norm,
-                   GradientNorm{at(parameter->gradient.data(), span.first, rt.stat),
-                                static_cast<double*>(sum.data()), span.count(), rt.stat},
-                   "gradient_norm");
-        }
-    });
+    rt.zero(sum);
+    std::vector<GradientPart> parts;
+    for (const Parameter* parameter : parameters.all()) {
+        // Of holders with the whole sum, the first counts; shards all do.
+        const bool first = holders(groups, parameter->held).rank() == 0;
+        if (!parameter->counted || (!parameters.is_sharded() && !first)) continue;
+        const Span span = parameter->updated;
+        parts.push_back({at(parameter->gradient.data(), span.first, rt.stat), span.count()});
+    }
+    rt.run(rt.kernels.gradient_norms,
+           GradientNorms{parts.data(), std::int64_t(parts.size()),
+                         static_cast<double*>(sum.data()), rt.stat},
+           "gradient_norms");
     return std::sqrt(world.all_reduce_sum(rt.download(sum.data(), 1, NumberFormat::f64)[0]));
 }
 

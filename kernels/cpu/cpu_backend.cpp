@@ -115,6 +115,13 @@ KernelSet make_kernels(const std::string& set) {
     out.permutation_map = cpu::permutation_map;
     out.gemm = cpu::gemm;
     out.grouped_gemm = cpu::grouped_gemm;
+    out.route_forward = cpu::route_forward;
+    out.expert_activation_forward = cpu::expert_activation_forward;
+    out.expert_activation_backward = cpu::expert_activation_backward;
+    out.residual_rms_norm_forward = cpu::residual_rms_norm_forward;
+    out.cross_entropy_in_place = cpu::cross_entropy_in_place;
+    out.adamw_tensors = cpu::adamw_tensors;
+    out.gradient_norms = cpu::gradient_norms;
     return out;
 }
 
@@ -158,7 +165,7 @@ void* scratch(int slot, std::size_t bytes) {
         std::size_t size = 0;
         ~Block() { std::free(memory); }
     };
-    thread_local std::array<Block, 16> blocks;
+    thread_local std::array<Block, 20> blocks;
     Block& block = blocks[std::size_t(slot)];
     if (block.size < bytes) {
         std::free(block.memory);

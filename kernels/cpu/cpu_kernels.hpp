@@ -37,6 +37,17 @@ Status convert(const Convert*, Stream_*);
 template <class T>
 const T* rotation(std::int64_t position, std::int64_t head_size, double theta);
 
+/// @name Fused rows, each put together from the rows that it fuses (fused.cpp).
+/// @{
+Status route_forward(const RouteForward*, Stream_*);
+Status expert_activation_forward(const ExpertActivationForward*, Stream_*);
+Status expert_activation_backward(const ExpertActivationBackward*, Stream_*);
+Status residual_rms_norm_forward(const ResidualRmsNormForward*, Stream_*);
+Status cross_entropy_in_place(const CrossEntropyInPlace*, Stream_*);
+Status adamw_tensors(const AdamWTensors*, Stream_*);
+Status gradient_norms(const GradientNorms*, Stream_*);
+/// @}
+
 /// Scratch memory of this thread, at least so many bytes; content undefined, valid until the next
 /// call with the same slot.
 void* scratch(int slot, std::size_t bytes);

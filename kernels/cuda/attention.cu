@@ -45,7 +45,7 @@ struct Strip {
 template <typename T>
 __global__ void __launch_bounds__(256) masked_softmax_kernel(const float* __restrict__ scores, T* __restrict__ probabilities,
                                                              float* __restrict__ log_sum_exp, const std::int32_t* __restrict__ documents, Strip strip) {
-    MOEPLAN_SHARED(float, per_warp, kWarp);
+    MOEPLAN_SHARED(float, per_warp, 2 * kWarp);
     const int query = strip.first_query + blockIdx.x, from = first_key(documents, query, strip.window) - strip.first_column;
     const int to = query + 1 - strip.first_column;
     const std::int64_t at = (static_cast<std::int64_t>(blockIdx.y) * strip.num_queries + blockIdx.x) * strip.ld;
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(256) masked_softmax_kernel(const float* __rest
     largest = block_max(largest, per_warp);
     float sum = 0;
     for (int j = from + threadIdx.x; j < to; j += blockDim.x) sum += expf(scores[at + j] - largest);
-    const float result = largest + logf(block_sum(sum, per_warp));
+    const float result = largest + logf(block_sum(sum, per_warp + kWarp));
     if (threadIdx.x == 0) log_sum_exp[static_cast<std::int64_t>(blockIdx.y) * strip.sequence + query] = result;
     for (int j = threadIdx.x; j < strip.ld; j += blockDim.x)
         probabilities[at + j] = from_float<T>(j >= from && j < to ? expf(scores[at + j] - result) : 0.0f);

@@ -164,7 +164,14 @@ const KernelSet kKernels{.embedding_forward = embedding_forward,
                          .gemm = gemm,
                          .grouped_gemm = grouped_gemm,
                          .convert = convert,
-                         .scale = scale};
+                         .scale = scale,
+                         .route_forward = route_forward,
+                         .expert_activation_forward = expert_activation_forward,
+                         .expert_activation_backward = expert_activation_backward,
+                         .residual_rms_norm_forward = residual_rms_norm_forward,
+                         .cross_entropy_in_place = cross_entropy_in_place,
+                         .adamw_tensors = adamw_tensors,
+                         .gradient_norms = gradient_norms};
 
 DeviceFacts the_facts;
 

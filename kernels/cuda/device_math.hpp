@@ -36,7 +36,8 @@ __device__ __forceinline__ float warp_max(float v) {
     for (int offset = kWarp / 2; offset > 0; offset /= 2) v = fmaxf(v, __shfl_xor_sync(kAllLanes, v, offset));
     return v;
 }
-/// Sum over the block, the same on every thread. @param per_warp  shared, 32 values, free again after the next barrier
+/// Sum over the block, the same on every thread. @param per_warp  shared, 32 values that nothing else uses up to the next barrier
+/// after this call's: a kernel gives each of its reductions values of its own
 __device__ __forceinline__ float block_sum(float v, float* per_warp) {
     v = warp_sum(v);
     const int warps = static_cast<int>(blockDim.x) / kWarp;
@@ -45,7 +46,6 @@ __device__ __forceinline__ float block_sum(float v, float* per_warp) {
     __syncthreads();
     float total = 0;
     for (int w = 0; w < warps; ++w) total += per_warp[w];
-    __syncthreads();
     return total;
 }
 __device__ __forceinline__ float block_max(float v, float* per_warp) {
@@ -56,7 +56,6 @@ __device__ __forceinline__ float block_max(float v, float* per_warp) {
     __syncthreads();
     float most = per_warp[0];
     for (int w = 1; w < warps; ++w) most = fmaxf(most, per_warp[w]);
-    __syncthreads();
     return most;
 }
 

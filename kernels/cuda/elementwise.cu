@@ -5,7 +5,7 @@
 // Result     deterministic: every value is computed by one thread
 // Moves      each tensor once: swiglu 3 values forward and 5 backward an inner element
 
-#include "kernels/cuda/device_math.hpp"
+#include "kernels/cuda/activations.hpp"
 #include "kernels/cuda/kernels.hpp"
 
 namespace moeplan::cuda {
@@ -34,14 +34,11 @@ __global__ void __launch_bounds__(kThreads) swiglu_forward_kernel(const T* __res
     const Pack<T, N> gate = load_pack<N>(x + gate_at), up = load_pack<N>(x + gate_at + width);
     Pack<T, N> out;
 #pragma unroll
-    for (int j = 0; j < N; ++j) {
-        const float g = to_float(gate.value[j]);
-        out.value[j] = from_float<T>(g / (1.0f + expf(-g)) * to_float(up.value[j]));
-    }
+    for (int j = 0; j < N; ++j) out.value[j] = from_float<T>(swiglu(to_float(gate.value[j]), to_float(up.value[j])));
     store_pack(y + i, out);
 }
 
-/// With s = sigmoid(gate): dgate = dy · up · s · (1 + gate · (1 − s)), dup = dy · gate · s. dx may be x.
+/// dx may be x.
 template <typename T, int N>
 __global__ void __launch_bounds__(kThreads) swiglu_backward_kernel(const T* x, const T* __restrict__ dy, T* dx, std::int64_t count, std::int64_t width) {
     const std::int64_t i = (static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x) * N;
@@ -51,9 +48,9 @@ __global__ void __launch_bounds__(kThreads) swiglu_backward_kernel(const T* x, c
     Pack<T, N> dgate, dup;
 #pragma unroll
     for (int j = 0; j < N; ++j) {
-        const float g = to_float(gate.value[j]), s = 1.0f / (1.0f + expf(-g)), v = to_float(d.value[j]);
-        dgate.value[j] = from_float<T>(v * to_float(up.value[j]) * s * (1.0f + g * (1.0f - s)));
-        dup.value[j] = from_float<T>(v * g * s);
+        const SwigluGradient g = swiglu_gradient(to_float(gate.value[j]), to_float(up.value[j]), to_float(d.value[j]));
+        dgate.value[j] = from_float<T>(g.dgate);
+        dup.value[j] = from_float<T>(g.dup);
     }
     store_pack(dx + gate_at, dgate);
     store_pack(dx + gate_at + width, dup);
@@ -68,17 +65,6 @@ struct Alpha {                        ///< y is not read: it may hold anything, 
     float alpha;
     __device__ float operator()(float x, float) const { return alpha * x; }
 };
-/// gelu(x) = x · Φ(x), Φ the normal distribution.
-struct Gelu { __device__ float operator()(float x, float) const { return x * 0.5f * (1.0f + erff(x * 0.70710678118654752f)); } };
-struct GeluGradient {
-    __device__ float operator()(float x, float dy) const {
-        const float share = 0.5f * (1.0f + erff(x * 0.70710678118654752f));
-        return dy * (share + x * 0.39894228040143268f * expf(-0.5f * x * x));
-    }
-};
-/// A NaN passes: it must be seen, not made a zero.
-struct Relu { __device__ float operator()(float x, float) const { return x <= 0 ? 0.0f : x; } };
-struct ReluGradient { __device__ float operator()(float x, float dy) const { return x <= 0 ? 0.0f : dy; } };
 
 template <typename F>
 Status map(const char* kernel, F f, const void* a, const void* b, void* out, std::int64_t count, NumberFormat format, Stream_* stream) {

@@ -50,7 +50,6 @@ __global__ void __launch_bounds__(kThreads) embedding_backward_kernel(const std:
         __syncthreads();
         if (c < hidden_size)
             for (int i = 0; i < count; ++i) dtable[mine[i] * hidden_size + c] += to_float(dy[(begin + place[i]) * hidden_size + c]);
-        __syncthreads();
     }
 }
 

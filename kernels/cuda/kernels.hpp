@@ -41,5 +41,12 @@ Status gemm(const GemmCall*, Stream_*);
 Status grouped_gemm(const GroupedGemmCall*, Stream_*);
 Status convert(const Convert*, Stream_*);
 Status scale(const Scale*, Stream_*);
+Status route_forward(const RouteForward*, Stream_*);
+Status expert_activation_forward(const ExpertActivationForward*, Stream_*);
+Status expert_activation_backward(const ExpertActivationBackward*, Stream_*);
+Status residual_rms_norm_forward(const ResidualRmsNormForward*, Stream_*);
+Status cross_entropy_in_place(const CrossEntropyInPlace*, Stream_*);
+Status adamw_tensors(const AdamWTensors*, Stream_*);
+Status gradient_norms(const GradientNorms*, Stream_*);
 
 }  // namespace moeplan::cuda

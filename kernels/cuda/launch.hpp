@@ -82,6 +82,13 @@ cudaStream_t owner_of(cudaStream_t stream);
 Status scratch(cudaStream_t stream, std::size_t bytes, void** out);
 void release_scratch(cudaStream_t stream);
 
+/// More dynamic shared memory than 48 KiB has to be asked for, kernel by kernel.
+template <typename K>
+Status allow_shared(K* kernel, std::size_t bytes) {
+    if (bytes > 48 * 1024) MOEPLAN_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
+    return {};
+}
+
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 /// Blocks that cover `count` items, as a grid's x dimension takes them.
 inline bool fits_grid(std::int64_t blocks) { return blocks <= std::numeric_limits<std::int32_t>::max(); }

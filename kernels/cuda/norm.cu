@@ -1,10 +1,10 @@
-// RMSNorm, bias, and the sums over rows that their gradients need.
+// RMSNorm, of a residual's sum too, bias, and the sums over rows that their gradients need.
 //
 // Shapes     x, y, dy, dx [rows, width]; weight, dweight [width]; inverse_rms [rows]; bias [num_groups, width]
 // Mapping    RMSNorm: a block a row, its threads 16 bytes each. Sums over rows: a block takes 256 columns of one chunk of
 //            rows, a thread a column; a second kernel adds the chunks in order
 // Result     deterministic: chunks depend on the shape alone
-// Moves      forward 2·rows·width values; backward 3·rows·width, and 2·rows·width for dweight
+// Moves      forward 2·rows·width values, 4 with a residual's addition (5 in two kernels); backward 3·rows·width, and 2·rows·width for dweight
 
 #include "kernels/cuda/device_math.hpp"
 #include "kernels/cuda/kernels.hpp"
@@ -14,21 +14,30 @@ namespace {
 
 constexpr int kColumns = 256;         // of a block that sums over rows
 
+/// With a residual, x + residual is stored in `sum` first, and what is stored there is normalised; `sum` may be x or the residual.
 template <typename T, int N>
-__global__ void __launch_bounds__(256) rms_norm_forward_kernel(const T* __restrict__ x, const T* __restrict__ weight, T* __restrict__ y,
-                                                               float* __restrict__ inverse_rms, std::int64_t width, float epsilon) {
+__global__ void __launch_bounds__(256) rms_norm_forward_kernel(const T* x, const T* residual, T* sum, const T* __restrict__ weight,
+                                                               T* __restrict__ y, float* __restrict__ inverse_rms, std::int64_t width,
+                                                               float epsilon) {
     MOEPLAN_SHARED(float, per_warp, kWarp);
     const std::int64_t row = blockIdx.x;
     float squares = 0;
     for (std::int64_t c = threadIdx.x * N; c < width; c += blockDim.x * N) {
-        const Pack<T, N> v = load_pack<N>(x + row * width + c);
+        Pack<T, N> v = load_pack<N>(x + row * width + c);
+        if (residual) {
+            const Pack<T, N> r = load_pack<N>(residual + row * width + c);
+#pragma unroll
+            for (int i = 0; i < N; ++i) v.value[i] = from_float<T>(to_float(v.value[i]) + to_float(r.value[i]));
+            store_pack(sum + row * width + c, v);
+        }
 #pragma unroll
         for (int i = 0; i < N; ++i) squares += to_float(v.value[i]) * to_float(v.value[i]);
     }
     const float scale = rsqrtf(block_sum(squares, per_warp) / static_cast<float>(width) + epsilon);
     if (threadIdx.x == 0) inverse_rms[row] = scale;
+    const T* const from = residual ? sum : x;                        // again, by the thread that stored it: from the cache
     for (std::int64_t c = threadIdx.x * N; c < width; c += blockDim.x * N) {
-        Pack<T, N> v = load_pack<N>(x + row * width + c), w{};       // x again: from the cache
+        Pack<T, N> v = load_pack<N>(from + row * width + c), w{};
         if (weight) w = load_pack<N>(weight + c);
 #pragma unroll
         for (int i = 0; i < N; ++i) v.value[i] = from_float<T>(to_float(v.value[i]) * scale * (weight ? to_float(w.value[i]) : 1.0f));
@@ -126,21 +135,27 @@ __global__ void __launch_bounds__(kColumns) bias_forward_kernel(T* __restrict__ 
         x[row * width + c] = from_float<T>(to_float(x[row * width + c]) + b);
 }
 
+/// Without b: of a alone, whose sum is a.
+Status normalise(const char* kernel, const ResidualRmsNormForward& a, Stream_* stream) {
+    if (a.rows == 0 || a.width == 0) return {};
+    if (!fits_grid(a.rows)) return unsupported(kernel, "more than 2^31 rows");
+    const bool aligned = aligned_to_16(a.a) && aligned_to_16(a.b) && aligned_to_16(a.sum) && aligned_to_16(a.y) && aligned_to_16(a.weight);
+    return with_packs(kernel, a.format, a.width, aligned, [&](auto* type, auto pack) -> Status {
+        using T = std::remove_pointer_t<decltype(type)>;
+        constexpr int N = decltype(pack)::value;
+        MOEPLAN_LAUNCH((rms_norm_forward_kernel<T, N>), dim3(a.rows), dim3(threads_for_row(ceil_div(a.width, N))), 0, as_stream(stream),
+                       static_cast<const T*>(a.a), static_cast<const T*>(a.b), static_cast<T*>(a.sum), static_cast<const T*>(a.weight),
+                       static_cast<T*>(a.y), static_cast<float*>(a.inverse_rms), a.width, static_cast<float>(a.epsilon));
+        return {};
+    });
+}
+
 }  // namespace
 
 Status rms_norm_forward(const RmsNormForward* a, Stream_* stream) {
-    if (a->rows == 0 || a->width == 0) return {};
-    if (!fits_grid(a->rows)) return unsupported("rms_norm_forward", "more than 2^31 rows");
-    return with_packs("rms_norm_forward", a->format, a->width, aligned_to_16(a->x) && aligned_to_16(a->y) && aligned_to_16(a->weight),
-                      [&](auto* type, auto pack) -> Status {
-                          using T = std::remove_pointer_t<decltype(type)>;
-                          constexpr int N = decltype(pack)::value;
-                          MOEPLAN_LAUNCH((rms_norm_forward_kernel<T, N>), dim3(a->rows), dim3(threads_for_row(ceil_div(a->width, N))), 0,
-                                         as_stream(stream), static_cast<const T*>(a->x), static_cast<const T*>(a->weight), static_cast<T*>(a->y),
-                                         static_cast<float*>(a->inverse_rms), a->width, static_cast<float>(a->epsilon));
-                          return {};
-                      });
+    return normalise("rms_norm_forward", {a->x, nullptr, a->weight, nullptr, a->y, a->inverse_rms, a->rows, a->width, a->epsilon, a->format}, stream);
 }
+Status residual_rms_norm_forward(const ResidualRmsNormForward* a, Stream_* stream) { return normalise("residual_rms_norm_forward", *a, stream); }
 
 Status rms_norm_backward(const RmsNormBackward* a, Stream_* stream) {
     if (a->rows == 0 || a->width == 0) return {};

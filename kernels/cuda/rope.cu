@@ -1,8 +1,11 @@
 // Rotary positions, in place.
 //
 // Shapes     x [num_tokens, num_heads, head_size], rows row_stride apart; positions [num_tokens]
-// Mapping    a block a token; thread (i, j) turns pair i of heads j, j + blockDim.y, …: its angle, in double as on the CPU
-//            (f32 loses 1e-2 rad at position 100 000), is found once for all those heads
+// Mapping    a block a token; thread (i, j) turns pair i of heads j, j + blockDim.y, …: its angle is found once for all those heads.
+//            Whole turns are taken off in f64 (in f32 an angle of position 100 000 is off by 1e-2), what is left of one is turned in
+//            f32: rounding a half turn to 2⁻²⁵ moves the angle by π·2⁻²⁵ = 9.4e-8 at most, f64 by 3e-16 of the angle (3e-7 at 2³⁰),
+//            and sincospif errs by 2 ulp, so that sines and cosines are within 2.2e-7 below position 2²⁵. (sincos in f64 keeps a
+//            table for large arguments in local memory.)
 // Result     deterministic
 // Moves      2 values an element
 
@@ -21,9 +24,10 @@ __global__ void __launch_bounds__(256) rope_kernel(T* __restrict__ x, const std:
     const int half = head_size / 2;
     for (int i = threadIdx.x; i < half; i += blockDim.x) {
         const double angle = static_cast<double>(positions[token]) * exp(-2.0 * i / head_size * log_theta);
-        double sine_d, cosine_d;
-        sincos(angle, &sine_d, &cosine_d);
-        const float sine = static_cast<float>(sine_d) * direction, cosine = static_cast<float>(cosine_d);
+        const double turns = angle * 0.15915494309189533577;   // 1/2π
+        float sine, cosine;
+        sincospif(static_cast<float>(2.0 * (turns - rint(turns))), &sine, &cosine);
+        sine *= direction;
         for (int head = threadIdx.y; head < num_heads; head += blockDim.y) {
             T* const pair = x + token * row_stride + static_cast<std::int64_t>(head) * head_size + i;
             const float a = to_float(pair[0]), b = to_float(pair[half]);

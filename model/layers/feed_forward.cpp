@@ -5,6 +5,21 @@
 #include "core/errors.hpp"
 
 namespace moeplan {
+namespace {
+
+ActivationKind kind_of(Activation activation) {
+    switch (activation) {
+        case Activation::swiglu:
+            return ActivationKind::swiglu;
+        case Activation::gelu:
+            return ActivationKind::gelu;
+        case Activation::relu:
+            return ActivationKind::relu;
+    }
+    return ActivationKind::swiglu;
+}
+
+}  // namespace
 
 ExpertNetworks::ExpertNetworks(Runtime& rt, ParameterSet& parameters, const std::string& name,
                                std::int64_t width, std::int64_t inner, Activation activation,
@@ -80,25 +95,18 @@ Tensor ExpertNetworks::forward(const void* x, std::int64_t rows, const Tensor& o
     saved.before = rt_.tensor(rows * wide);
     product(GroupedProduct::forward, in, up_->value.data(), saved.before.data(), rows, wide, width_,
             offsets, host_offsets);
-    if (up_bias_)
-        rt_.run(
-            rt_.kernels.bias_forward,
-            BiasForward{saved.before.data(), up_bias_->value.data(),
-                        experts_ > 1 ? offsets.ids() : nullptr, rows, wide, experts_, rt_.format},
-            "bias_forward");
     saved.inner = rt_.tensor(rows * inner_);
-    const ActivationForward call{saved.before.data(), saved.inner.data(), rows, inner_, rt_.format};
-    switch (activation_) {
-        case Activation::swiglu:
-            rt_.run(rt_.kernels.swiglu_forward, call, "swiglu_forward");
-            break;
-        case Activation::gelu:
-            rt_.run(rt_.kernels.gelu_forward, call, "gelu_forward");
-            break;
-        case Activation::relu:
-            rt_.run(rt_.kernels.relu_forward, call, "relu_forward");
-            break;
-    }
+    ExpertActivationForward call;
+    call.x = saved.before.data();
+    call.bias = up_bias_ ? up_bias_->value.data() : nullptr;
+    call.offsets = experts_ > 1 ? offsets.ids() : nullptr;
+    call.y = saved.inner.data();
+    call.rows = rows;
+    call.width = inner_;
+    call.num_groups = experts_;
+    call.kind = kind_of(activation_);
+    call.format = rt_.format;
+    rt_.run(rt_.kernels.expert_activation_forward, call, "expert_activation_forward");
     if (sub_norm_)
         saved.inner =
             sub_norm_->forward(saved.inner.data(), rows, offsets, host_offsets, saved.norm);
@@ -133,25 +141,20 @@ Tensor ExpertNetworks::backward(const void* x, const Tensor& dy, std::int64_t ro
     saved.inner.reset();
     if (sub_norm_) dinner = sub_norm_->backward(dinner, rows, offsets, host_offsets, saved.norm);
     // The gradient of what the activation saw takes its place.
-    const ActivationBackward call{
-        saved.before.data(), dinner.data(), saved.before.data(), rows, inner_, rt_.format};
-    switch (activation_) {
-        case Activation::swiglu:
-            rt_.run(rt_.kernels.swiglu_backward, call, "swiglu_backward");
-            break;
-        case Activation::gelu:
-            rt_.run(rt_.kernels.gelu_backward, call, "gelu_backward");
-            break;
-        case Activation::relu:
-            rt_.run(rt_.kernels.relu_backward, call, "relu_backward");
-            break;
-    }
+    ExpertActivationBackward call;
+    call.x = saved.before.data();
+    call.bias = up_bias_ ? up_bias_->value.data() : nullptr;
+    call.dy = dinner.data();
+    call.offsets = groups;
+    call.dx = saved.before.data();
+    call.dbias = up_bias_ ? up_bias_->gradient.data() : nullptr;
+    call.rows = rows;
+    call.width = inner_;
+    call.num_groups = experts_;
+    call.kind = kind_of(activation_);
+    call.format = rt_.format;
+    rt_.run(rt_.kernels.expert_activation_backward, call, "expert_activation_backward");
     dinner.reset();
-    if (up_bias_)
-        rt_.run(rt_.kernels.bias_backward,
-                BiasBackward{saved.before.data(), up_bias_->gradient.data(), groups, rows, wide,
-                             experts_, rt_.format},
-                "bias_backward");
     product(GroupedProduct::weight_gradient, in, up_->gradient.data(), saved.before.data(), rows,
             wide, width_, offsets, host_offsets);
     Tensor dx = rt_.tensor(rows * width_);

@@ -30,7 +30,7 @@ class ExpertNetworks {
                    int part = 0, int parts = 1, bool sub_norm = false);
 
     struct Saved {
-        Tensor before, inner;  ///< what the activation saw; what `down` saw
+        Tensor before, inner;  ///< what the activation saw, less the bias; what `down` saw
         LayerNorm::Saved norm;
     };
     /// @param host_offsets  [num_experts + 1]; the rows' owners

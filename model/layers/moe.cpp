@@ -107,7 +107,28 @@ void MoeLayer::scale_numbers(Tensor& x, double factor) {
             "scale");
 }
 
-/// Routers compute in stat whatever the format: a choice is a step, and rounded scores take others.
+/// From the units, or from logits that an earlier call has kept. Routers compute in stat whatever the
+/// format: a choice is a step, and rounded scores take others.
+void MoeLayer::choose(const void* split, RouterForward& call, Saved& saved, bool keep_logits) {
+    if (rule_.reduced_router && !saved.logits) score(split, call.units, saved);
+    if (saved.logits) {
+        call.logits = saved.logits.data();
+        rt_.run(rt_.kernels.router_forward, call, "router_forward");
+        return;
+    }
+    if (keep_logits) saved.logits = rt_.statistic(call.units * spec_.num_experts);
+    RouteForward from_units;
+    from_units.x = split;
+    from_units.weight = router_->value.data();
+    from_units.bias = router_bias_ ? router_bias_->value.data() : nullptr;
+    from_units.logits = saved.logits.data();
+    from_units.width = width_;
+    from_units.x_format = rt_.format;
+    from_units.router = call;
+    rt_.run(rt_.kernels.route_forward, from_units, "route_forward");
+}
+
+/// The logits of a reduced router.
 void MoeLayer::score(const void* x, std::int64_t units, Saved& saved) {
     const std::int64_t experts = spec_.num_experts, small = spec_.router_size;
     const Tensor wide = rt_.format == rt_.stat
@@ -115,24 +136,19 @@ void MoeLayer::score(const void* x, std::int64_t units, Saved& saved) {
                             : rt_.converted(x, units * width_, rt_.format, rt_.stat);
     const void* in = wide ? wide.data() : x;
     saved.logits = rt_.statistic(units * experts);
-    if (!rule_.reduced_router) {
-        linear_forward(rt_, in, router_->value.data(), saved.logits.data(), units, width_, experts,
-                       rt_.stat);
-    } else {
-        saved.scores_in = rt_.statistic(units * small);
-        linear_forward(rt_, in, reduce_->value.data(), saved.scores_in.data(), units, width_, small,
-                       rt_.stat);
-        saved.expert_unit = unit_rows(router_->value.data(), experts, saved.expert_unit_scale);
-        if (rule_.cosine)
-            saved.token_unit = unit_rows(saved.scores_in.data(), units, saved.token_unit_scale);
-        const Tensor& tokens = rule_.cosine ? saved.token_unit : saved.scores_in;
-        linear_forward(rt_, tokens.data(), saved.expert_unit.data(), saved.logits.data(), units,
-                       small, experts, rt_.stat);
-        if (temperature_) {
-            saved.temperature =
-                rt_.download(temperature_->value.data(), 1, temperature_->value.format())[0];
-            scale_numbers(saved.logits, 1 / saved.temperature);
-        }
+    saved.scores_in = rt_.statistic(units * small);
+    linear_forward(rt_, in, reduce_->value.data(), saved.scores_in.data(), units, width_, small,
+                   rt_.stat);
+    saved.expert_unit = unit_rows(router_->value.data(), experts, saved.expert_unit_scale);
+    if (rule_.cosine)
+        saved.token_unit = unit_rows(saved.scores_in.data(), units, saved.token_unit_scale);
+    const Tensor& tokens = rule_.cosine ? saved.token_unit : saved.scores_in;
+    linear_forward(rt_, tokens.data(), saved.expert_unit.data(), saved.logits.data(), units, small,
+                   experts, rt_.stat);
+    if (temperature_) {
+        saved.temperature =
+            rt_.download(temperature_->value.data(), 1, temperature_->value.format())[0];
+        scale_numbers(saved.logits, 1 / saved.temperature);
     }
     if (router_bias_)
         add_bias(rt_, saved.logits.data(), router_bias_->value.data(), units, experts, rt_.stat);
@@ -200,8 +216,9 @@ void MoeLayer::score_backward(const void* split, Tensor& dlogits, Span own, Tens
 }
 
 /// Masks: one row a document (pools), a domain, or one for all (an expert subset).
-void MoeLayer::restrict_experts(RouterForward& call, const MicroBatch& batch, Saved& saved,
-                                Tensor& allowed, Tensor& mask_of_unit, MoeChoices* choices) {
+void MoeLayer::restrict_experts(const void* split, RouterForward& call, const MicroBatch& batch,
+                                Saved& saved, Tensor& allowed, Tensor& mask_of_unit,
+                                MoeChoices* choices) {
     const std::int64_t experts = spec_.num_experts, units = call.units;
     const auto upload_masks = [&](const std::vector<std::uint8_t>& masks,
                                   const std::vector<std::int32_t>& rows) {
@@ -252,12 +269,11 @@ void MoeLayer::restrict_experts(RouterForward& call, const MicroBatch& batch, Sa
     // First softmax, over all experts; its sums by document rank the experts.
     Tensor before = rt_.statistic(units * experts), scores = rt_.statistic(documents * experts);
     RouterForward first;
-    first.logits = saved.logits.data();
     first.probabilities = before.data();
     first.units = units;
     first.num_experts = experts;
     first.format = rt_.stat;
-    rt_.run(rt_.kernels.router_forward, first, "router_forward");
+    choose(split, first, saved, true);
     allowed = Tensor(rt_.memory, documents * experts, NumberFormat::u8);
     const Tensor device_begin = rt_.upload(begin), device_size = rt_.upload(size);
     rt_.run(rt_.kernels.document_pool,
@@ -358,20 +374,20 @@ Tensor MoeLayer::forward(const Tensor& x, const MicroBatch& batch, Saved& saved,
     const void* own_split = at(split, own.first * hidden_, rt_.format);
 
     // Route.
-    score(split, units, saved);
     saved.probabilities = rt_.statistic(units * experts);
     saved.log_sum_exp = rt_.statistic(units);
     saved.ids = rt_.ids(slots);
     saved.gates = rt_.statistic(slots);
-    Tensor probability_sums = rt_.statistic(experts), allowed, mask_of_unit;
+    Tensor probability_sums = rt_.statistic(experts), allowed, mask_of_unit,
+           z_sum(rt_.memory, 1, NumberFormat::f64);
     RouterForward route;
-    route.logits = saved.logits.data();
     route.selection_bias = selection_bias_ ? selection_bias_.data() : nullptr;
     route.probabilities = saved.probabilities.data();
     route.log_sum_exp = saved.log_sum_exp.data();
     route.expert_ids = saved.ids.ids();
     route.gates = saved.gates.data();
     route.probability_sums = probability_sums.data();
+    route.z_sum = static_cast<double*>(z_sum.data());
     route.units = units;
     route.num_experts = experts;
     route.top_k = k;
@@ -383,8 +399,8 @@ Tensor MoeLayer::forward(const Tensor& x, const MicroBatch& batch, Saved& saved,
     route.renormalise = spec_.renormalise_gates;
     route.gate_scale = spec_.routed_scale;
     route.format = rt_.stat;
-    restrict_experts(route, batch, saved, allowed, mask_of_unit, choices);
-    rt_.run(rt_.kernels.router_forward, route, "router_forward");
+    restrict_experts(split, route, batch, saved, allowed, mask_of_unit, choices);
+    choose(split, route, saved);
     saved.logits.reset();
     const std::vector<std::int32_t> ids = rt_.download_ids(saved.ids.data(), slots);
     count_choices(batch, ids, probability_sums, saved, report);
@@ -394,9 +410,8 @@ Tensor MoeLayer::forward(const Tensor& x, const MicroBatch& batch, Saved& saved,
     double gate_total = 0;
     for (const double gate : gates) gate_total += gate;
     report.gate_sum = gate_total / double(std::max<std::int64_t>(1, units));
-    report.z_loss = 0;
-    for (const double sum : rt_.download(saved.log_sum_exp.data(), units, rt_.stat))
-        report.z_loss += sum * sum / double(units);
+    report.z_loss = rt_.download(z_sum.data(), 1, NumberFormat::f64)[0] /
+                    double(std::max<std::int64_t>(1, units));
 
     // Who goes where.
     std::int64_t capacity = expert_capacity(spec_, units);

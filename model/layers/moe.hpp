@@ -96,13 +96,14 @@ class MoeLayer {
     double gate_scale() const { return spec_.routed_scale; }
 
   private:
+    void choose(const void* split, RouterForward&, Saved&, bool keep_logits = false);
     void score(const void* split, std::int64_t units, Saved&);
     void score_backward(const void* split, Tensor& dlogits, Span own, Tensor& dsplit, Saved&);
     Tensor unit_rows(const void* x, std::int64_t rows, Tensor& scale);
     Tensor unit_rows_backward(const void* x, Tensor& dunit, std::int64_t rows, const void* scale);
     void scale_numbers(Tensor& x, double factor);
-    void restrict_experts(RouterForward&, const MicroBatch&, Saved&, Tensor& allowed,
-                          Tensor& mask_of_unit, MoeChoices*);
+    void restrict_experts(const void* split, RouterForward&, const MicroBatch&, Saved&,
+                          Tensor& allowed, Tensor& mask_of_unit, MoeChoices*);
     void observe(const Tensor& routed_output, std::int64_t tokens, const Saved&, MoeObserved&);
     void count_choices(const MicroBatch&, const std::vector<std::int32_t>& ids,
                        const Tensor& probability_sums, Saved&, MoeReport&);

@@ -126,6 +126,23 @@ Tensor Transformer::norm(const Tensor& x, Parameter* weight, Tensor& scale, std:
     return y;
 }
 
+/// norm(x + delta). The sum takes delta's place.
+Tensor Transformer::add_norm(const Tensor& x, Tensor& delta, Parameter* weight, Tensor& scale,
+                             std::int64_t rows) {
+    if (!norm_bias_.empty()) {
+        add(rt_, x.data(), delta.data(), delta.data(), x.count());
+        return norm(delta, weight, scale, rows);
+    }
+    Tensor y = rt_.tensor(x.count());
+    scale = rt_.statistic(rows);
+    rt_.run(rt_.kernels.residual_rms_norm_forward,
+            ResidualRmsNormForward{x.data(), delta.data(), weight->value.data(), delta.data(),
+                                   y.data(), scale.data(), rows, model_.hidden_size, kNormEpsilon,
+                                   rt_.format},
+            "residual_rms_norm_forward");
+    return y;
+}
+
 /// Adds to dx: the residual's gradient is there already.
 void Transformer::norm_backward(const Tensor& x, Parameter* weight, const Tensor& scale,
                                 const Tensor& dy, Tensor& dx, std::int64_t rows) {
@@ -146,19 +163,26 @@ void Transformer::norm_backward(const Tensor& x, Parameter* weight, const Tensor
     add(rt_, dx.data(), dcentred.data(), dx.data(), dx.count());
 }
 
-Tensor Transformer::block_forward(Block& block, Tensor x, const MicroBatch& batch, Saved& saved,
-                                  Result& result, std::vector<MoeChoices>* choices,
-                                  const AfterMoe& after_moe) {
+void Transformer::enter(Tensor x, Saved& first, std::int64_t rows) {
+    first.in = std::move(x);
+    if (!blocks_.empty())
+        first.attention_in =
+            norm(first.in, blocks_.front().attention_norm, first.attention_scale, rows);
+}
+
+/// @param saved  of this block, entered: by `enter`, or by the block before
+/// @param next   entered with this block's output; of the last block its `in` alone
+void Transformer::block_forward(std::size_t index, const MicroBatch& batch, Saved& saved,
+                                Saved& next, Result& result, std::vector<MoeChoices>* choices,
+                                const AfterMoe& after_moe) {
     const std::int64_t rows = batch.num_tokens();
+    Block& block = blocks_[index];
     const CachingAllocator::Purpose purpose(rt_.memory, "activations", block.name);
-    saved.in = std::move(x);
     Tensor y;
     rt_.stretch(block.forward_name, [&] {
-        saved.attention_in = norm(saved.in, block.attention_norm, saved.attention_scale, rows);
         saved.middle = block.attention->forward(saved.attention_in, batch, saved.attention);
-        add(rt_, saved.in.data(), saved.middle.data(), saved.middle.data(), saved.in.count());
-        saved.feed_forward_in =
-            norm(saved.middle, block.feed_forward_norm, saved.feed_forward_scale, rows);
+        saved.feed_forward_in = add_norm(saved.in, saved.middle, block.feed_forward_norm,
+                                         saved.feed_forward_scale, rows);
         if (block.dense)
             y = block.dense->forward_all(saved.feed_forward_in.data(), rows, saved.dense);
     });
@@ -177,8 +201,12 @@ Tensor Transformer::block_forward(Block& block, Tensor x, const MicroBatch& batc
     } else {
         sum_over(rt_, groups_.tensor, y.data(), y.count(), y.format(), groups_.times.tensor);
     }
-    add(rt_, saved.middle.data(), y.data(), y.data(), y.count());
-    return y;
+    if (index + 1 < blocks_.size())
+        next.attention_in = add_norm(saved.middle, y, blocks_[index + 1].attention_norm,
+                                     next.attention_scale, rows);
+    else
+        add(rt_, saved.middle.data(), y.data(), y.data(), y.count());
+    next.in = std::move(y);
 }
 
 void Transformer::block_backward(Block& block, Tensor& dx, const MicroBatch& batch, Saved& saved) {
@@ -203,10 +231,16 @@ Tensor Transformer::forward(const MicroBatch& batch, Tensor in, Pass& pass,
                             std::vector<MoeChoices>* choices) {
     const auto begin = Clock::now();
     pass.blocks.resize(blocks_.size());
-    Tensor x = embedding_ && groups_.is_first_stage() ? vocabulary_.embed(*embedding_, batch)
-                                                      : std::move(in);
+    Saved last;
+    const auto saved = [&](std::size_t i) -> Saved& {
+        return i < blocks_.size() ? pass.blocks[i] : last;
+    };
+    enter(embedding_ && groups_.is_first_stage() ? vocabulary_.embed(*embedding_, batch)
+                                                 : std::move(in),
+          saved(0), batch.num_tokens());
     for (std::size_t i = 0; i < blocks_.size(); ++i)
-        x = block_forward(blocks_[i], std::move(x), batch, pass.blocks[i], pass.result, choices);
+        block_forward(i, batch, saved(i), saved(i + 1), pass.result, choices);
+    Tensor x = std::move(last.in);
     check(rt_.backend.synchronise(rt_.stream), "synchronise");
     pass.forward_seconds += seconds_since(begin);
     if (!groups_.is_last_stage()) return x;
@@ -299,14 +333,19 @@ Transformer::Result Transformer::train(const MicroBatch& batch, std::vector<MoeC
 Transformer::Result Transformer::evaluate(const MicroBatch& batch, std::vector<MoeChoices>* choices,
                                           const AfterMoe& after_moe, Tensor in, Tensor* out) {
     Result result;
-    Tensor x = groups_.is_first_stage() ? vocabulary_.embed(*embedding_, batch) : std::move(in);
-    for (Block& block : blocks_) {
-        Saved saved;
-        x = block_forward(block, std::move(x), batch, saved, result, choices, after_moe);
-        if (block.moe && block.moe->spec().balance == BalanceScope::global)  // of this batch alone
-            block.moe->weigh_balance(saved.moe, result.moe.back(), saved.moe.balance_counts,
-                                     double(saved.moe.scope_units));
+    Saved saved;
+    enter(groups_.is_first_stage() ? vocabulary_.embed(*embedding_, batch) : std::move(in), saved,
+          batch.num_tokens());
+    for (std::size_t i = 0; i < blocks_.size(); ++i) {
+        Saved next;
+        block_forward(i, batch, saved, next, result, choices, after_moe);
+        MoeLayer* moe = blocks_[i].moe.get();
+        if (moe && moe->spec().balance == BalanceScope::global)  // of this batch alone
+            moe->weigh_balance(saved.moe, result.moe.back(), saved.moe.balance_counts,
+                               double(saved.moe.scope_units));
+        saved = std::move(next);
     }
+    Tensor x = std::move(saved.in);
     if (!groups_.is_last_stage()) {
         *out = std::move(x);
         return result;
@@ -331,17 +370,21 @@ std::string Transformer::first_bad_part(const MicroBatch& batch, Tensor in, Tens
             }
     };
     Result result;
-    Tensor x = groups_.is_first_stage() ? vocabulary_.embed(*embedding_, batch) : std::move(in);
-    if (groups_.is_first_stage()) look(x, "embedding");
+    Saved saved;
+    enter(groups_.is_first_stage() ? vocabulary_.embed(*embedding_, batch) : std::move(in), saved,
+          batch.num_tokens());
+    if (groups_.is_first_stage()) look(saved.in, "embedding");
     for (std::size_t i = 0; i < blocks_.size(); ++i) {
-        Saved saved;
-        x = block_forward(blocks_[i], std::move(x), batch, saved, result, nullptr);
+        Saved next;
+        block_forward(i, batch, saved, next, result, nullptr);
         const std::string name = "layers." + std::to_string(i + std::size_t(layers_.first));
         look(saved.middle, name + ".attention");
         if (found.empty() && blocks_[i].moe && !std::isfinite(result.moe.back().z_loss))
             found = name + ".moe.router";
-        look(x, name + (blocks_[i].moe ? ".moe" : ".dense"));
+        look(next.in, name + (blocks_[i].moe ? ".moe" : ".dense"));
+        saved = std::move(next);
     }
+    Tensor x = std::move(saved.in);
     if (groups_.is_last_stage()) {
         Tensor scale;
         look(norm(x, final_norm_, scale, batch.num_tokens()), "final_norm");

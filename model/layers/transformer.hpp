@@ -26,7 +26,8 @@ class Transformer {
         std::unique_ptr<MoeLayer> moe;
     };
     struct Saved {
-        Tensor in, attention_in, attention_scale, middle, feed_forward_in, feed_forward_scale;
+        Tensor in, attention_in, attention_scale;  ///< there before the block runs
+        Tensor middle, feed_forward_in, feed_forward_scale;
         SelfAttention::Saved attention;
         ExpertNetworks::Saved dense;
         MoeLayer::Saved moe;
@@ -89,8 +90,11 @@ class Transformer {
     Tensor norm(const Tensor& x, Parameter* weight, Tensor& scale, std::int64_t rows);
     void norm_backward(const Tensor& x, Parameter* weight, const Tensor& scale, const Tensor& dy,
                        Tensor& dx, std::int64_t rows);
-    Tensor block_forward(Block&, Tensor x, const MicroBatch&, Saved&, Result&,
-                         std::vector<MoeChoices>*, const AfterMoe& after_moe = {});
+    Tensor add_norm(const Tensor& x, Tensor& delta, Parameter* weight, Tensor& scale,
+                    std::int64_t rows);
+    void enter(Tensor x, Saved& first, std::int64_t rows);
+    void block_forward(std::size_t index, const MicroBatch&, Saved&, Saved& next, Result&,
+                       std::vector<MoeChoices>*, const AfterMoe& after_moe = {});
     void block_backward(Block&, Tensor& dx, const MicroBatch&, Saved&);
     Tensor head_backward(const MicroBatch&, Pass&);
 

@@ -151,10 +151,18 @@ std::vector<double> Vocabulary::loss(Parameter& table, const Tensor& hidden,
             targets = own_targets.ids();
         }
         linear_forward(rt_, x, table.value.data(), logits.data(), rows, hidden_, ours);
-        rt_.run(rt_.kernels.cross_entropy_forward,
-                CrossEntropyForward{logits.data(), targets, losses.data(), sums.data(), rows, ours,
-                                    rt_.format},
-                "cross_entropy_forward");
+        // Parts of a vocabulary must join before there is a gradient.
+        const bool at_once = dhidden && !split;
+        if (at_once)
+            rt_.run(rt_.kernels.cross_entropy_in_place,
+                    CrossEntropyInPlace{logits.data(), targets, losses.data(), rows, ours, scale,
+                                        rt_.format},
+                    "cross_entropy_in_place");
+        else
+            rt_.run(rt_.kernels.cross_entropy_forward,
+                    CrossEntropyForward{logits.data(), targets, losses.data(), sums.data(), rows,
+                                        ours, rt_.format},
+                    "cross_entropy_forward");
         if (split) join(losses, sums, own);
         const std::vector<double> block = rt_.download(losses.data(), rows, rt_.stat);
         out.insert(out.end(), block.begin(), block.end());
@@ -174,10 +182,11 @@ std::vector<double> Vocabulary::loss(Parameter& table, const Tensor& hidden,
             foreign = rt_.tensor(rows);
             rt_.upload(foreign.data(), taken, rt_.format);
         }
-        rt_.run(rt_.kernels.cross_entropy_backward,
-                CrossEntropyBackward{logits.data(), sums.data(), targets, logits.data(), rows, ours,
-                                     scale, rt_.format},
-                "cross_entropy_backward");
+        if (!at_once)
+            rt_.run(rt_.kernels.cross_entropy_backward,
+                    CrossEntropyBackward{logits.data(), sums.data(), targets, logits.data(), rows,
+                                         ours, scale, rt_.format},
+                    "cross_entropy_backward");
         if (split) {
             Tensor one = rt_.tensor(1);
             rt_.upload(one.data(), {1}, rt_.format);

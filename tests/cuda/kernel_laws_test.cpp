@@ -79,6 +79,28 @@ TEST_P(KernelLaws, RmsNormDividesByTheRootMeanSquare) {
     });
 }
 
+TEST_P(KernelLaws, RmsNormOfAResidualsSumIsThatOfTheSumAsStored) {
+    struct Shape { std::int64_t rows, width; };
+    for (const auto [rows, width] : {Shape{1, 8}, Shape{129, 64}, Shape{5, 1024}, Shape{3, 37}})
+        for (const bool in_place : {false, true}) each(24, [&, rows = rows, width = width](Bench& b) {
+            const Both a = b.random(rows * width), delta = b.random(rows * width), weight = b.random(width, 0.5, 1.5);
+            const Both sum = in_place ? delta : b.output(rows * width), y = b.output(rows * width), r = b.output(rows, b.stat());
+            b.run(&KernelSet::residual_rms_norm_forward, [&](Side s) {
+                return ResidualRmsNormForward{a(s), delta(s), weight(s), sum(s), y(s), r(s), rows, width, 1e-6, b.format(s)};
+            });
+            b.expect_close("sum", sum, 1, 2);
+            // The reference's sum is not rounded. The device's own norm of the device's sum, which the law above holds to the
+            // reference, is the same to the last bit.
+            const Both again = b.output(rows * width), r_again = b.output(rows, b.stat());
+            b.run(&KernelSet::rms_norm_forward, [&](Side s) {
+                return RmsNormForward{.x = sum(s), .weight = weight(s), .y = again(s), .inverse_rms = r_again(s), .rows = rows, .width = width,
+                                      .format = b.format(s)};
+            });
+            EXPECT_EQ(b.got(y), b.got(again));
+            EXPECT_EQ(b.got(r), b.got(r_again));
+        });
+}
+
 TEST_P(KernelLaws, RmsNormWithoutWeightsIsWeightsOfOne) {
     each(3, [&](Bench& b) {
         const std::int64_t rows = 2, width = 16;
@@ -137,8 +159,8 @@ TEST_P(KernelLaws, BiasesBelongToTheGroupOfARow) {
 TEST_P(KernelLaws, RotationTurnsPairsByPositionAndBackwardTurnsThemBack) {
     each(7, [&](Bench& b) {
         const std::int64_t tokens = 9, heads = 3, size = 10, stride = 3 * 10 + 7;
-        // Position 100 003: the angle of the first pair is exact in f64 alone.
-        const Both positions = b.integers(std::vector<std::int32_t>{0, 1, 2, 3, 100, 101, 4095, 100003, 0});
+        // Positions 100 003 and 2³⁰ − 1: the angle of the first pair is exact in f64 alone.
+        const Both positions = b.integers(std::vector<std::int32_t>{0, 1, 2, 3, 100, 1073741823, 4095, 100003, 0});
         const Both x = b.random(tokens * stride);
         const auto call = [&](Side s) { return Rope{x(s), positions.as<std::int32_t>(s), tokens, heads, size, stride, 10000, b.format(s)}; };
         b.run(&KernelSet::rope_forward, call);
@@ -168,7 +190,65 @@ TEST_P(KernelLaws, ActivationsAndTheirGradients) {
     });
 }
 
+TEST_P(KernelLaws, BiasedActivationsAndTheirGradientsAreOfTheGroupOfARow) {
+    // Empty groups, groups shorter and longer than the 32 rows of a block, one hot group; no groups. Width 300 is several blocks of columns.
+    struct Shape { std::vector<std::int32_t> begins; std::int64_t width; };
+    for (const Shape& shape : {Shape{{0, 1}, 8}, Shape{{0, 3, 3, 132, 133}, 40}, Shape{{0, 0, 129, 129}, 37}, Shape{{0, 20, 40, 45}, 300}, Shape{{}, 24}})
+        for (const auto kind : {ActivationKind::swiglu, ActivationKind::gelu, ActivationKind::relu}) each(22, [&](Bench& b) {
+            const bool grouped = !shape.begins.empty();
+            const std::int64_t rows = grouped ? shape.begins.back() : 129, width = shape.width;
+            const std::int64_t groups = grouped ? static_cast<std::int64_t>(shape.begins.size()) - 1 : 1;
+            const std::int64_t inputs = kind == ActivationKind::swiglu ? 2 * width : width;
+            const Both offsets = b.integers(shape.begins), x = b.random(rows * inputs, -6, 6), bias = b.random(groups * inputs);
+            const auto begins = [&](Side s) { return grouped ? offsets.as<std::int32_t>(s) : nullptr; };
+            const Both y = b.output(rows * width);
+            b.run(&KernelSet::expert_activation_forward, [&](Side s) {
+                return ExpertActivationForward{x(s), bias(s), begins(s), y(s), rows, width, groups, kind, b.format(s)};
+            });
+            b.expect_close("y", y, 4, 49);                    // |x + bias| ≤ 7
+            for (const bool in_place : {false, true}) {
+                const Both dy = b.random(rows * width), dx = in_place ? x : b.output(rows * inputs), dbias = b.random(groups * inputs, -1, 1, b.stat());
+                b.run(&KernelSet::expert_activation_backward, [&](Side s) {
+                    return ExpertActivationBackward{x(s), bias(s), dy(s), begins(s), dx(s), dbias(s), rows, width, groups, kind, b.format(s)};
+                });
+                b.expect_close("dx", dx, 4, 49);
+                b.expect_close("dbias", dbias, rows, 8.0 * rows);      // |dx| ≤ 1.1 · 7 · |dy|
+            }
+        });
+}
+
+TEST_P(KernelLaws, WithoutABiasAnExpertsActivationIsThePlainOne) {
+    each(23, [&](Bench& b) {
+        const std::int64_t rows = 5, width = 24;
+        for (const auto kind : {ActivationKind::swiglu, ActivationKind::gelu, ActivationKind::relu}) {
+            const std::int64_t inputs = kind == ActivationKind::swiglu ? 2 * width : width;
+            const Both x = b.random(rows * inputs, -6, 6), y = b.output(rows * width), plain = b.output(rows * width);
+            b.run(&KernelSet::expert_activation_forward, [&](Side s) {
+                return ExpertActivationForward{.x = x(s), .y = y(s), .rows = rows, .width = width, .kind = kind, .format = b.format(s)};
+            });
+            b.run(kind == ActivationKind::swiglu ? &KernelSet::swiglu_forward : kind == ActivationKind::gelu ? &KernelSet::gelu_forward : &KernelSet::relu_forward,
+                  [&](Side s) { return ActivationForward{x(s), plain(s), rows, width, b.format(s)}; });
+            EXPECT_EQ(b.got(y), b.got(plain));
+            const Both dy = b.random(rows * width), dx = b.output(rows * inputs), dplain = b.output(rows * inputs);
+            b.run(&KernelSet::expert_activation_backward, [&](Side s) {
+                return ExpertActivationBackward{.x = x(s), .dy = dy(s), .dx = dx(s), .rows = rows, .width = width, .kind = kind, .format = b.format(s)};
+            });
+            b.run(kind == ActivationKind::swiglu ? &KernelSet::swiglu_backward : kind == ActivationKind::gelu ? &KernelSet::gelu_backward : &KernelSet::relu_backward,
+                  [&](Side s) { return ActivationBackward{x(s), dy(s), dplain(s), rows, width, b.format(s)}; });
+            EXPECT_EQ(b.got(dx), b.got(dplain));
+        }
+    });
+}
+
 // --- routing ------------------------------------------------------------------------------------------------------------------------
+
+/// Σ log_sum_exp² in f64 of values that the device has in f32: each is off by what its law allows, its square by 2·|value| times that.
+void expect_sum_of_squares(const Bench& b, const Both& z, const Both& log_sum_exp, std::int64_t experts) {
+    double allowed = 0;
+    for (const double v : b.expected(log_sum_exp))
+        allowed += 2 * std::abs(v) * (kRoundoffF32 * std::abs(v) + kAccumulation * std::sqrt(double(experts)) * kRoundoffF32 * 10);
+    EXPECT_NEAR(b.got(z)[0], b.expected(z)[0], allowed);
+}
 
 struct RouterShape {
     const char* name;
@@ -201,6 +281,7 @@ TEST_P(KernelLaws, RouterChoosesTheBestAndItsGradientMatches) {
             const Both logits = b.random(units * experts, -4, 4, f32), allowed = b.integers(open), mask_of_unit = b.integers(which);
             const Both bias = b.random(experts, -0.1, 0.1, f32), p = b.output(units * experts, f32), lse = b.output(units, f32);
             const Both ids = b.integers(std::vector<std::int32_t>(units * k, -7)), gates = b.output(units * k, f32), sums = b.output(experts, f32);
+            const Both z = b.output(1, NumberFormat::f64);
             const auto format = [&](Side s) { return s == Side::device ? f32 : NumberFormat::f64; };
             b.run(&KernelSet::router_forward, [&](Side s) {
                 RouterForward a;
@@ -208,7 +289,7 @@ TEST_P(KernelLaws, RouterChoosesTheBestAndItsGradientMatches) {
                 if (r.masked) a.allowed = allowed.as<std::uint8_t>(s), a.mask_of_unit = mask_of_unit.as<std::int32_t>(s);
                 if (r.biased) a.selection_bias = bias(s);
                 a.probabilities = p(s), a.log_sum_exp = lse(s), a.expert_ids = ids.as<std::int32_t>(s), a.gates = gates(s);
-                a.probability_sums = sums(s), a.units = units, a.num_experts = experts, a.top_k = k, a.num_groups = r.num_groups;
+                a.probability_sums = sums(s), a.z_sum = z.as<double>(s), a.units = units, a.num_experts = experts, a.top_k = k, a.num_groups = r.num_groups;
                 a.top_k_groups = r.top_k_groups, a.score = r.score, a.renormalise = r.renormalise, a.gate_scale = 2.5, a.format = format(s);
                 return a;
             });
@@ -217,6 +298,7 @@ TEST_P(KernelLaws, RouterChoosesTheBestAndItsGradientMatches) {
             b.expect_close("log_sum_exp", lse, experts, 10);
             b.expect_close("gates", gates, experts, 2.5);
             b.expect_close("probability_sums", sums, units + experts, absolute(b.expected(sums)));
+            expect_sum_of_squares(b, z, lse, experts);
 
             const Both dgates = b.random(units * k, -1, 1, f32), dprobability = b.random(num_masks * experts, -1, 1, f32);
             const Both dlogits = b.output(units * experts, f32);
@@ -230,6 +312,69 @@ TEST_P(KernelLaws, RouterChoosesTheBestAndItsGradientMatches) {
                     return a;
                 });
                 b.expect_close("dlogits", dlogits, experts, 10);
+            }
+        });
+    }
+}
+
+struct RouteShape {
+    RouterShape router;
+    std::int64_t width;
+};
+const RouteShape kRoutes[] = {
+    {{"one row", 1, 4, 1}, 8},
+    {{"129 rows", 129, 8, 2}, 40},
+    {{"16 sub-tokens a token", 9 * 16, 24, 8}, 8},
+    {{"512 experts", 40, 512, 8, 0, 0, ScoreKind::softmax, true}, 16},
+    {{"1000 experts", 3, 1000, 8}, 8},
+    {{"an odd count of experts and an odd width", 70, 127, 7, 0, 0, ScoreKind::softmax, false, true}, 37},
+    {{"sigmoid with groups and a bias", 70, 64, 6, 8, 3, ScoreKind::sigmoid, true, false, true}, 24},
+    {{"probabilities alone", 33, 12, 0}, 72},
+};
+
+TEST_P(KernelLaws, RoutesChooseAsTheirLogitsSay) {
+    for (const auto& [r, width_] : kRoutes) {
+        SCOPED_TRACE(r.name);
+        const std::int64_t width = width_;
+        each(21, [&](Bench& b) {
+            const NumberFormat f32 = NumberFormat::f32;
+            const std::int64_t units = r.units, experts = r.num_experts, k = r.top_k, num_masks = 3;
+            // Eighths times sixteenths: logits are multiples of 1/128, exact in f32 in whatever order they are added, so that both sides
+            // choose the same experts; many tie, and the lower one wins.
+            std::vector<double> x_values(units * width), weights(experts * width), bias_values(experts);
+            for (auto& v : x_values) v = (b.below(17) - 8) / 8.0;
+            for (auto& v : weights) v = (b.below(17) - 8) / 16.0;
+            for (auto& v : bias_values) v = (b.below(17) - 8) / 16.0;
+            std::vector<std::uint8_t> open(num_masks * experts);
+            for (std::int64_t i = 0; i < num_masks * experts; ++i) open[i] = i / experts == 2 ? i % experts < 3 : b.below(2) || i % experts < k;
+            std::vector<std::int32_t> which(units);
+            for (auto& w : which) w = b.below(num_masks);
+            const Both x = b.values(x_values, GetParam()), weight = b.values(weights, f32), bias = b.values(bias_values, f32);
+            const Both allowed = b.integers(open), mask_of_unit = b.integers(which), selection_bias = b.random(experts, -0.1, 0.1, f32);
+            const Both ids = b.integers(std::vector<std::int32_t>(units * k, -7)), gates = b.output(units * k, f32);
+            for (const bool everything : {true, false}) {     // bias, logits and sums are each asked for, or none of them
+                const Both logits = b.output(units * experts, f32), p = b.output(units * experts, f32), lse = b.output(units, f32);
+                const Both sums = b.output(experts, f32), z = b.output(1, NumberFormat::f64);
+                b.run(&KernelSet::route_forward, [&](Side s) {
+                    RouteForward a;
+                    a.x = x(s), a.weight = weight(s), a.width = width, a.x_format = b.format(s);
+                    RouterForward& c = a.router;
+                    if (everything) a.bias = bias(s), a.logits = logits(s), c.probability_sums = sums(s), c.z_sum = z.as<double>(s), c.log_sum_exp = lse(s);
+                    if (r.masked) c.allowed = allowed.as<std::uint8_t>(s), c.mask_of_unit = mask_of_unit.as<std::int32_t>(s);
+                    if (r.biased) c.selection_bias = selection_bias(s);
+                    c.probabilities = p(s), c.expert_ids = k ? ids.as<std::int32_t>(s) : nullptr, c.gates = gates(s), c.units = units;
+                    c.num_experts = experts, c.top_k = k, c.num_groups = r.num_groups, c.top_k_groups = r.top_k_groups, c.score = r.score;
+                    c.renormalise = r.renormalise, c.gate_scale = 2.5, c.format = s == Side::device ? f32 : NumberFormat::f64;
+                    return a;
+                });
+                b.expect_same<std::int32_t>("expert_ids", ids);
+                b.expect_close("probabilities", p, experts, b.expected(p));
+                b.expect_close("gates", gates, experts, 2.5);
+                if (!everything) continue;
+                b.expect_close("logits", logits, 0, 0);
+                b.expect_close("log_sum_exp", lse, experts, 10);
+                b.expect_close("probability_sums", sums, units + experts, absolute(b.expected(sums)));
+                expect_sum_of_squares(b, z, lse, experts);
             }
         });
     }
@@ -476,6 +621,22 @@ TEST_P(KernelLaws, CrossEntropyAndItsGradient) {
     });
 }
 
+TEST_P(KernelLaws, CrossEntropyInPlaceLeavesTheGradientWhereTheLogitsWere) {
+    struct Shape { std::int64_t tokens, vocabulary; };
+    for (const auto [tokens, vocabulary] : {Shape{1, 8}, Shape{129, 16}, Shape{9, 1000}, Shape{5, 4099}}) each(25, [&, tokens = tokens, vocabulary = vocabulary](Bench& b) {
+        std::vector<std::int32_t> target(tokens);
+        for (auto& t : target) t = b.below(vocabulary);
+        target[0] = static_cast<std::int32_t>(vocabulary) - 1;         // the last column, of another thread than the first
+        if (tokens > 1) target[1] = -1;
+        const Both targets = b.integers(target), logits = b.random(tokens * vocabulary, -8, 8), loss = b.output(tokens, b.stat());
+        b.run(&KernelSet::cross_entropy_in_place, [&](Side s) {
+            return CrossEntropyInPlace{logits(s), targets.as<std::int32_t>(s), loss(s), tokens, vocabulary, 0.125, b.format(s)};
+        });
+        b.expect_close("loss", loss, vocabulary, 20);
+        b.expect_close("dlogits", logits, vocabulary, 0.125);
+    });
+}
+
 TEST_P(KernelLaws, AdamWStepsEveryParameter) {
     const bool masters = GetParam() == NumberFormat::bf16;
     for (const std::int64_t count : {1, 4, 1027}) each(19, [&](Bench& b) {
@@ -503,6 +664,72 @@ TEST_P(KernelLaws, AdamWStepsEveryParameter) {
     });
 }
 
+TEST_P(KernelLaws, AdamWStepsManyTensorsAtOnce) {
+    // Of both formats, empty ones, one longer than a block's 16384 elements, some that begin off a 16-byte boundary.
+    each(26, [&](Bench& b) {
+        const NumberFormat f32 = NumberFormat::f32;
+        struct Tensors { Both weight, master, m, v, gradient; std::int64_t count, first; bool masters; };
+        std::vector<Tensors> all;
+        for (const std::int64_t count : {1, 0, 4, 1027, 16385, 0, 24})
+            for (const bool masters : {false, true})
+                for (const std::int64_t first : {0, 1}) {
+                    if (count > 1027 && (first || masters != (GetParam() == NumberFormat::bf16))) continue;
+                    const std::int64_t whole = count + first;
+                    std::vector<double> start(whole);
+                    for (auto& w : start) w = b.uniform() - 0.5;
+                    all.push_back({b.values(start, masters ? NumberFormat::bf16 : f32), b.values(start, f32), b.random(whole, -1, 1, f32),
+                                   b.random(whole, 0, 1, f32), b.random(whole, -1, 1, f32), count, first, masters});
+                }
+        std::vector<AdamW> calls[2];
+        b.run(&KernelSet::adamw_tensors, [&](Side s) {
+            std::vector<AdamW>& of_side = calls[s == Side::device];
+            for (const Tensors& t : all) {
+                const auto moved = [&](const Both& of) -> void* {
+                    return of.as<char>(s) + t.first * static_cast<std::int64_t>(bytes_of(s == Side::device ? of.format : NumberFormat::f64));
+                };
+                AdamW a;
+                a.weight = s == Side::reference && t.masters ? moved(t.master) : moved(t.weight);
+                a.master = s == Side::device && t.masters ? moved(t.master) : nullptr;
+                a.m = moved(t.m), a.v = moved(t.v), a.gradient = moved(t.gradient), a.count = t.count, a.step = 3, a.learning_rate = 0.01;
+                a.weight_decay = t.first ? 0 : 0.1, a.gradient_scale = 0.5;
+                a.format = s == Side::reference ? NumberFormat::f64 : t.masters ? NumberFormat::bf16 : f32;
+                of_side.push_back(a);
+            }
+            return AdamWTensors{of_side.data(), static_cast<std::int64_t>(of_side.size())};
+        });
+        for (const Tensors& t : all) {
+            b.expect_close("weight", t.masters ? t.master : t.weight, 8, 1);
+            b.expect_close("m", t.m, 4, 2);
+            b.expect_close("v", t.v, 4, 2);
+            if (!t.masters) continue;
+            const auto w = b.got(t.weight), full = b.got(t.master);
+            for (std::size_t i = 0; i < w.size(); ++i) EXPECT_LE(std::abs(w[i] - full[i]), kRoundoffBf16 * std::abs(full[i]));
+        }
+    });
+}
+
+TEST_P(KernelLaws, TheNormOfAGradientInManyTensorsIsThatOfThemAll) {
+    each(27, [&](Bench& b) {
+        std::vector<Both> gradients;
+        for (const std::int64_t count : {1, 0, 255, 16384, 16385, 3}) gradients.push_back(b.random(count, -1, 1, NumberFormat::f32));
+        std::vector<GradientPart> parts[2];
+        std::vector<double> sums;
+        for (int time = 0; time < 2; ++time) {
+            const Both sum = b.values({0.25}, NumberFormat::f64);
+            b.run(&KernelSet::gradient_norms, [&](Side s) {
+                std::vector<GradientPart>& of_side = parts[s == Side::device];
+                of_side.clear();
+                for (const Both& g : gradients) of_side.push_back({g(s), g.count});
+                return GradientNorms{of_side.data(), static_cast<std::int64_t>(of_side.size()), sum.as<double>(s),
+                                     s == Side::device ? NumberFormat::f32 : NumberFormat::f64};
+            });
+            EXPECT_NEAR(b.got(sum)[0], b.expected(sum)[0], kArithmetic * b.expected(sum)[0] * 10);
+            sums.push_back(b.got(sum)[0]);
+        }
+        EXPECT_EQ(sums[0], sums[1]);                           // the same bytes each time
+    });
+}
+
 TEST_P(KernelLaws, TheNormOfAGradientIsSummedInDouble) {
     for (const std::int64_t count : {1, 255, 100003}) each(20, [&](Bench& b) {
         const std::int64_t n = small_shapes_only() ? std::min<std::int64_t>(count, 3000) : count;
@@ -524,6 +751,12 @@ TEST_P(KernelLaws, NothingToDoIsDoneWithoutALaunch) {
     EXPECT_EQ(device->kernels->swiglu_forward(&activation, nullptr).code, kOk);
     const PermuteForward permute{.rows = 0, .width = 64, .format = GetParam()};
     EXPECT_EQ(device->kernels->permute_forward(&permute, nullptr).code, kOk);
+    const AdamWTensors no_tensors;
+    EXPECT_EQ(device->kernels->adamw_tensors(&no_tensors, nullptr).code, kOk);
+    const GradientNorms no_parts;
+    EXPECT_EQ(device->kernels->gradient_norms(&no_parts, nullptr).code, kOk);
+    const ExpertActivationForward experts{.rows = 0, .width = 64, .format = GetParam()};
+    EXPECT_EQ(device->kernels->expert_activation_forward(&experts, nullptr).code, kOk);
     const GemmCall product{.m = 0, .n = 4, .k = 4, .lda = 4, .ldb = 4, .ldc = 4, .format = GetParam(), .out_format = GetParam()};
     EXPECT_EQ(device->kernels->gemm(&product, nullptr).code, kOk);
 }

@@ -2,6 +2,9 @@
 
 #include "tests/shim/seeded_bugs.hpp"
 
+#include <chrono>
+#include <thread>
+
 #include "kernels/cuda/launch.hpp"
 
 namespace moeplan::test {
@@ -67,13 +70,41 @@ __global__ void overrun_kernel(std::int32_t* out, int past) {
     __syncthreads();
     out[threadIdx.x] = shared[threadIdx.x];
 }
-__global__ void unwritten_shared_kernel(float* out) {
+__global__ void unwritten_static_kernel(float* out) {
     MOEPLAN_SHARED(float, shared, 32);
+    const float before = shared[31];                          // of this block: no other's value
+    __syncwarp();
     if (threadIdx.x < 31) shared[threadIdx.x] = 1;
     __syncwarp();
-    out[threadIdx.x] = shared[threadIdx.x];
+    out[blockIdx.x * 32 + threadIdx.x] = threadIdx.x < 31 ? shared[threadIdx.x] : before;
+    __syncwarp();
+    shared[threadIdx.x] = 2;                                  // for the next block to find, if it could
+}
+__global__ void unwritten_dynamic_kernel(float* out) {
+    MOEPLAN_DYNAMIC_SHARED(float, shared);
+    const float before = shared[31];
+    __syncwarp();
+    if (threadIdx.x < 31) shared[threadIdx.x] = 1;
+    __syncwarp();
+    out[blockIdx.x * 32 + threadIdx.x] = threadIdx.x < 31 ? shared[threadIdx.x] : before;
+    __syncwarp();
+    shared[threadIdx.x] = 2;
+}
+__global__ void turns_kernel(std::int32_t* turn, std::int32_t* next) { turn[threadIdx.x] = atomicAdd(next, 1); }
+__global__ void meet_kernel(std::int32_t* arrived, std::int32_t* met, int milliseconds) {
+    atomicExch(&arrived[blockIdx.x], 1);
+    const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(milliseconds);
+    while (!atomicOr(&arrived[1 - blockIdx.x], 0) && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+    met[blockIdx.x] = atomicOr(&arrived[1 - blockIdx.x], 0);
+}
+__global__ void static_beside_dynamic_kernel(float* out) {
+    MOEPLAN_SHARED(float, fixed, 128);
+    MOEPLAN_DYNAMIC_SHARED(float, shared);
+    fixed[0] = 1, shared[0] = 2;
+    out[0] = fixed[0], out[1] = shared[0];
 }
 __global__ void do_nothing_kernel(int) {}
+__global__ void do_nothing_in_more_kernel(int) {}
 
 }  // namespace
 
@@ -114,8 +145,35 @@ Status shared_overrun(std::int32_t* out, int past) {
     MOEPLAN_LAUNCH(overrun_kernel, dim3(1), dim3(32), 32 * sizeof(std::int32_t), nullptr, out, past);
     return {};
 }
-Status unwritten_shared(float* out) {
-    MOEPLAN_LAUNCH(unwritten_shared_kernel, dim3(1), dim3(32), 0, nullptr, out);
+Status unwritten_static(float* out, unsigned blocks) {
+    MOEPLAN_LAUNCH(unwritten_static_kernel, dim3(blocks), dim3(32), 0, nullptr, out);
+    return {};
+}
+Status unwritten_dynamic(float* out, unsigned blocks) {
+    MOEPLAN_LAUNCH(unwritten_dynamic_kernel, dim3(blocks), dim3(32), 32 * sizeof(float), nullptr, out);
+    return {};
+}
+Status turns(std::int32_t* turn) {
+    std::int32_t next = 0;
+    MOEPLAN_LAUNCH(turns_kernel, dim3(1), dim3(64), 0, nullptr, turn, &next);
+    return {};
+}
+Status meet(std::int32_t* arrived, std::int32_t* met, int milliseconds) {
+    MOEPLAN_LAUNCH(meet_kernel, dim3(2), dim3(1), 0, nullptr, arrived, met, milliseconds);
+    return {};
+}
+Status launch_of(dim3 grid, dim3 block) {
+    MOEPLAN_LAUNCH(do_nothing_kernel, grid, block, 0, nullptr, 0);
+    return {};
+}
+Status launch_of_more_shared(std::size_t bytes) {
+    MOEPLAN_TRY(cuda::allow_shared(do_nothing_in_more_kernel, bytes));
+    MOEPLAN_LAUNCH(do_nothing_in_more_kernel, dim3(1), dim3(32), bytes, nullptr, 0);
+    return {};
+}
+Status static_beside_dynamic(float* out, std::size_t dynamic_bytes) {
+    MOEPLAN_TRY(cuda::allow_shared(static_beside_dynamic_kernel, dynamic_bytes));
+    MOEPLAN_LAUNCH(static_beside_dynamic_kernel, dim3(1), dim3(1), dynamic_bytes, nullptr, out);
     return {};
 }
 Status launch_of(unsigned blocks, unsigned threads, std::size_t shared_bytes) {

@@ -34,6 +34,10 @@ extern "C" const char* __tsan_default_options() { return "suppress_equal_address
 /// Called by ThreadSanitizer before every report; a test that seeds a race counts instead of failing. Reports from two workers
 /// at once have been seen to wait for each other for ever: an unexpected one ends the program soon.
 extern "C" void __tsan_on_report(void*) {
+    if (shim::times_left_out()) {                              // barriers_test.cpp waits for this
+        std::fputs("a race was reported\n", stderr);
+        _exit(66);
+    }
     ++reports;
     if (!seeded) ++unexpected, alarm(10);
 }
@@ -162,11 +166,59 @@ TEST_F(Shim, LaunchesThatAGpuRefusesAreRefused) {
     EXPECT_EQ(launch_of(1, 32, 48 * 1024 + 1).code, kFailed);  // more has to be asked for
 }
 
-TEST_F(Shim, SharedMemoryStartsAsNotANumber) {
-    std::vector<float> out(32);
-    EXPECT_EQ(unwritten_shared(out.data()).code, kOk);
-    EXPECT_EQ(out[30], 1.0f);
-    EXPECT_TRUE(std::isnan(out[31]));
+TEST_F(Shim, NoMoreThanABlocksSharedMemoryCanBeAskedFor) {
+    EXPECT_EQ(launch_of_more_shared(227 * 1024).code, kOk);
+    EXPECT_EQ(launch_of_more_shared(227 * 1024 + 1).code, kFailed);
+    // Static and dynamic together: 512 bytes of one, the rest of the other.
+    std::vector<float> out(2);
+    EXPECT_EQ(static_beside_dynamic(out.data(), 227 * 1024 - 512).code, kOk);
+    const Status status = static_beside_dynamic(out.data(), 227 * 1024 - 511);
+    EXPECT_EQ(status.code, kFailed);
+    EXPECT_NE(std::string(status.message).find("more shared memory than a block may have"), std::string::npos) << status.message;
+}
+
+TEST_F(Shim, GridsThatAGpuRefusesAreRefused) {
+    EXPECT_EQ(launch_of(dim3(1, 65535), dim3(1)).code, kOk);
+    EXPECT_EQ(launch_of(dim3(1, 65536), dim3(1)).code, kFailed);
+    EXPECT_EQ(launch_of(dim3(1, 1, 65536), dim3(1)).code, kFailed);
+    EXPECT_EQ(launch_of(dim3(1), dim3(1, 1, 64)).code, kOk);
+    EXPECT_EQ(launch_of(dim3(1), dim3(1, 1, 65)).code, kFailed);
+}
+
+TEST_F(Shim, SharedMemoryStartsAsNotANumberInEveryBlock) {
+    // 3 blocks on one worker, which has one piece of memory for all: each writes 31 of 32 values and hands all of them out.
+    for (const auto kernel : {unwritten_static, unwritten_dynamic}) {
+        std::vector<float> out(96);
+        EXPECT_EQ(kernel(out.data(), 3).code, kOk);
+        for (int i = 0; i < 96; ++i) EXPECT_TRUE(i % 32 == 31 ? std::isnan(out[i]) : out[i] == 1.0f) << i;
+    }
+}
+
+TEST_F(Shim, SchedulesRunThreadsInTheirOrder) {
+    const auto order_under = [](shim::Schedule schedule) {
+        shim::set_schedule(schedule);
+        std::vector<std::int32_t> turn(64);                    // turn[t]: how many came before thread t
+        EXPECT_EQ(turns(turn.data()).code, kOk);
+        return turn;
+    };
+    std::vector<std::int32_t> ascending(64), descending(64);
+    for (int i = 0; i < 64; ++i) ascending[i] = i, descending[i] = 63 - i;
+    EXPECT_EQ(order_under({shim::Order::forward, 1, 1}), ascending);
+    EXPECT_EQ(order_under({shim::Order::reverse, 1, 1}), descending);
+    const auto third = order_under({shim::Order::random, 3, 1}), fourth = order_under({shim::Order::random, 4, 1});
+    EXPECT_NE(third, ascending);
+    EXPECT_NE(third, fourth);
+    EXPECT_EQ(third, order_under({shim::Order::random, 3, 1}));
+}
+
+TEST_F(Shim, TwoWorkersRunTwoBlocksAtOnce) {
+    // Each of two blocks waits, for a second at most, until the other is there as well.
+    for (const int workers : {1, 2}) {
+        shim::set_schedule({shim::Order::forward, 1, workers});
+        std::vector<std::int32_t> arrived(2), met(2);
+        EXPECT_EQ(meet(arrived.data(), met.data(), workers == 2 ? 1000 : 5).code, kOk);
+        EXPECT_EQ(met[0] + met[1], workers == 2 ? 2 : 1);      // with one worker the second block finds the first gone
+    }
 }
 
 #if defined(__SANITIZE_ADDRESS__)

@@ -147,6 +147,9 @@ inline int __popcll(unsigned long long v) { return __builtin_popcountll(v); }
 inline int __ffs(int v) { return __builtin_ffs(v); }
 inline int __clz(int v) { return v == 0 ? 32 : __builtin_clz(static_cast<unsigned>(v)); }
 inline float rsqrtf(float v) { return 1.0f / std::sqrt(v); }
+inline void sincospif(float v, float* sine, float* cosine) {
+    *sine = static_cast<float>(std::sin(3.14159265358979323846 * v)), *cosine = static_cast<float>(std::cos(3.14159265358979323846 * v));
+}
 inline float __expf(float v) { return std::exp(v); }
 inline float __logf(float v) { return std::log(v); }
 inline float __fdividef(float a, float b) { return a / b; }
