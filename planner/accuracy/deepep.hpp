@@ -1,13 +1,15 @@
 #pragma once
 /// Dispatch and combine as DeepEP's normal kernels run them, alone on their links.
 ///
-///     one domain:  t = α + T·(c·b/β + c·τ + d/μ)          c = n·(1 − (1 − 1/n)^k) ranks a token
-///     visits two nodes:   t = α + T·(r·b/β + c·b/(SMs·σ))        r = N·(1 − (1 − 1/N)^k)·(1 − 1/N)
-///     of them far
+///     one domain:  t = α + T·(c·b/β + (c + 2)·τ + d/μ) + min(T, 256)·c·b/φ
+///     two nodes:   t = α + T·c·b/σ·(24/SMs)^p
 ///
-/// T tokens a GPU, k experts a token, b bytes a copy (dispatch: fp8 and a scale of 4 bytes a 128
-/// elements; combine: bf16), d bytes of a token in bf16. β: link, τ: a copy's bookkeeping, μ:
-/// memory pass of a token, σ: what one multiprocessor moves.
+/// T tokens a GPU, k experts a token, c = n·(1 − (1 − 1/n)^k) ranks that a token visits, b bytes of
+/// a copy (dispatch: fp8 and a scale of 4 bytes a 128 elements; combine: bf16), d bytes of a token
+/// in bf16. β: link; τ: bookkeeping of a copy, and of the token itself where it is sent and where it
+/// arrives; μ: the pass that sums a token's copies (combine); φ: until the ranks' buffers are full
+/// (256 tokens), senders and receivers do not overlap; σ: what 24 multiprocessors move between nodes,
+/// where p > 1 says that few channels stall each other more.
 
 #include <optional>
 #include <string>

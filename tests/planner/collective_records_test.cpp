@@ -37,7 +37,8 @@ TEST(CollectiveRecords, ArePredictedWithoutHavingBeenSeen) {
         EXPECT_LT(quantile(false, held_out, 0.5), 0.10);
         EXPECT_LT(quantile(false, held_out, 0.9), 0.20);
     }
-    EXPECT_LT(quantile(true, "curve", 0.5), 0.15);
+    EXPECT_LT(quantile(true, "curve", 0.5), 0.05);
+    EXPECT_LT(quantile(true, "curve", 0.9), 0.15);
     for (const HeldOutRow& row : answers.rows)
         EXPECT_TRUE(std::isfinite(row.error()) && row.predicted > 0) << row.id;
 }
@@ -49,8 +50,8 @@ TEST(DeepEp, CountsATokenOnceARank) {
         DeepEpCall call{"h100-sxm", 8, 1, 24, 1 << 20, 7168, top_k, false};
         return deepep_time(call)->value;
     };
-    const double start = 31.9e-6, pass = 14.336 * 0.00112e-6 * (1 << 20);
-    EXPECT_NEAR((time(1000) - start - pass) / (time(1) - start - pass), 8, 1e-6);
+    const double start = 26.73e-6, itself = 2 * 0.00351e-6 * (1 << 20);
+    EXPECT_NEAR((time(1000) - start - itself) / (time(1) - start - itself), 8, 1e-6);
 }
 
 TEST(DeepEp, SaysNothingOfWhatItDoesNotKnow) {
