@@ -35,8 +35,21 @@ struct ExportFlags {
     std::string cluster, to = "simgrid", out = "-";
 };
 
+/// What a page draws.
+Json to_json(const Drawing& drawing) {
+    Json vertices = Json::array(), lines = Json::array();
+    for (const auto& vertex : drawing.vertices)
+        vertices.push_back({{"name", vertex.name}, {"row", vertex.row}});
+    for (const auto& line : drawing.lines)
+        lines.push_back({{"from", line.from},
+                         {"to", line.to},
+                         {"bandwidth", line.bandwidth.value},
+                         {"level", line.level == Level::scale_up ? "scale_up" : "scale_out"}});
+    return {{"vertices", vertices}, {"lines", lines}, {"gpus_left_out", drawing.gpus_left_out}};
+}
+
 /// The whole answer: the cluster as its file has it, and what follows from it.
-Json answer_of(const ClusterSpec& cluster, const LinkGraph& graph) {
+Json answer_of(const ClusterSpec& cluster, const LinkGraph& graph, bool drawn) {
     Json out = to_json(cluster);
     out["gpus"] = graph.num_gpus;
     out["gpus_per_domain"] = gpus_per_domain(cluster);
@@ -54,6 +67,7 @@ Json answer_of(const ClusterSpec& cluster, const LinkGraph& graph) {
                    {"longest_latency_s", way.longest_latency.value}};
     if (graph.num_gpus <= kMostGpusCut)
         out["bisection_bandwidth"] = bisection_bandwidth(graph).value;
+    if (drawn) out["drawing"] = to_json(drawing_of(graph));
     return out;
 }
 
@@ -111,7 +125,7 @@ int show(const ShowWords& words) {
         return kDone;
     }
     const ClusterSpec cluster = load_cluster(words.cluster);
-    const Json answer = answer_of(cluster, build_link_graph(cluster));
+    const Json answer = answer_of(cluster, build_link_graph(cluster), !words.output.html.empty());
     write_answer(words.output, answer);
     if (!words.output.quiet()) print(cluster, answer);
     return kDone;
@@ -119,7 +133,7 @@ int show(const ShowWords& words) {
 
 int import(const ImportFlags& flags) {
     const ClusterSpec cluster = import_cluster(flags.file, flags.words);
-    const Json answer = answer_of(cluster, build_link_graph(cluster));
+    const Json answer = answer_of(cluster, build_link_graph(cluster), !flags.output.html.empty());
     if (!flags.out.empty()) write_whole(flags.out, to_file_text(to_json(cluster)));
     write_answer(flags.output, answer);
     if (!flags.output.quiet() && flags.out != "-") print(cluster, answer);
@@ -142,7 +156,7 @@ void add_cluster(CLI::App& app, Run& run) {
     CLI::App* show_app = cluster->add_subcommand("show", "A cluster in numbers; without a name, all shipped ones");
     show_app->add_option("cluster", show_words->cluster, "A shipped name with its size, localhost, or a file")->type_name("NAME[:N]|FILE");
     add_output_flags(*show_app, show_words->output);
-    show_app->footer("Example: moeplan cluster show dgx-h100:16");
+    show_app->footer("Example: moeplan cluster show dgx-h100:16 --html cluster.html");
     show_app->callback([=, &run] { run = [=] { return show(*show_words); }; });
 
     auto import_flags = std::make_shared<ImportFlags>();

@@ -44,6 +44,8 @@ struct RailFatTree {
     double oversubscription = 1;  ///< leaf uplinks carry 1/oversubscription of the leaf's downlinks
     bool pxn = true;              ///< other rails are reached over NVLink and the peer's NIC
     int nodes_per_leaf = 0;       ///< 0: one leaf a rail holds all nodes
+    std::vector<int> nic_of_gpu;  ///< [gpus_per_node] the NIC, and so the rail, beside each GPU;
+                                  ///< empty: in order, evenly
     bool operator==(const RailFatTree&) const = default;
 };
 /// Extended generalised fat tree: level l switches have down[l] children, whatever is below has

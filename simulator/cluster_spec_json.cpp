@@ -94,7 +94,8 @@ Fabric fabric_from_json(const JsonReader& in, int gpus_per_node) {
     }
     const auto [out, out_in] = single_kind(in.at("scale_out"), "rail_fat_tree, fat_tree");
     if (out == "rail_fat_tree") {
-        out_in.refuse_unknown({"num_nics", "oversubscription", "pxn", "nodes_per_leaf"});
+        out_in.refuse_unknown(
+            {"num_nics", "oversubscription", "pxn", "nodes_per_leaf", "nic_of_gpu"});
         RailFatTree rails;
         rails.num_nics = out_in.count_or("num_nics", gpus_per_node, 1, kMostGpusPerNode);
         rails.oversubscription = out_in.number_or("oversubscription", 1);
@@ -102,6 +103,12 @@ Fabric fabric_from_json(const JsonReader& in, int gpus_per_node) {
             out_in.at("oversubscription").fail("1 (non-blocking) or more");
         rails.pxn = out_in.boolean_or("pxn", true);
         rails.nodes_per_leaf = out_in.count_or("nodes_per_leaf", 0, 0, kMostNodes);
+        if (const auto nics = out_in.find("nic_of_gpu")) {
+            for (const auto& nic : nics->items())
+                rails.nic_of_gpu.push_back(nic.count(0, rails.num_nics - 1));
+            if (static_cast<int>(rails.nic_of_gpu.size()) != gpus_per_node)
+                nics->fail(fmt::format("{} NICs, one a GPU of a node", gpus_per_node));
+        }
         fabric.scale_out = rails;
     } else if (out == "fat_tree") {
         out_in.refuse_unknown({"down", "up", "links"});
@@ -210,6 +217,7 @@ Json fabric_to_json(const Fabric& fabric) {
         to["oversubscription"] = rails->oversubscription;
         to["pxn"] = rails->pxn;
         to["nodes_per_leaf"] = rails->nodes_per_leaf;
+        if (!rails->nic_of_gpu.empty()) to["nic_of_gpu"] = rails->nic_of_gpu;
     } else {
         const auto& tree = std::get<FatTree>(fabric.scale_out);
         Json& to = out["scale_out"]["fat_tree"];
@@ -233,14 +241,11 @@ void check_shape(const ClusterSpec& cluster, const JsonReader& in) {
         in.at("gpus_per_node").fail("8: the cube mesh is the one of DGX-1");
     }
     if (const auto* rails = std::get_if<RailFatTree>(&fabric->scale_out)) {
-        if (rails->num_nics < cluster.gpus_per_node && cluster.gpus_per_node % rails->num_nics != 0)
+        const int nics = rails->num_nics, gpus = cluster.gpus_per_node;
+        if (rails->nic_of_gpu.empty() && nics % gpus != 0 && gpus % nics != 0)
             in.at("topology")
                 .at("scale_out")
-                .fail("num_nics a divisor or a multiple of gpus_per_node");
-        if (rails->num_nics > cluster.gpus_per_node && rails->num_nics % cluster.gpus_per_node != 0)
-            in.at("topology")
-                .at("scale_out")
-                .fail("num_nics a divisor or a multiple of gpus_per_node");
+                .fail("num_nics a divisor or a multiple of gpus_per_node, or nic_of_gpu");
     } else {
         double ports = 1;
         for (const int down : std::get<FatTree>(fabric->scale_out).down) ports *= down;

@@ -273,6 +273,68 @@ Page& Page::heat_map(const HeatMap& map) {
     return *this;
 }
 
+Page& Page::diagram(const Diagram& diagram) {
+    constexpr double kWidth = 1010, kRow = 110, kMost = 46;
+    std::vector<std::size_t> in_row;
+    for (const auto& thing : diagram.things) {
+        in_row.resize(std::max(in_row.size(), static_cast<std::size_t>(thing.row) + 1), 0);
+        ++in_row[static_cast<std::size_t>(thing.row)];
+    }
+    if (in_row.empty()) return *this;
+    std::vector<std::array<double, 2>> place;
+    std::vector<std::size_t> seen(in_row.size(), 0);
+    const double floor = kRow * static_cast<double>(in_row.size()) - kRow / 2;
+    for (const auto& thing : diagram.things) {
+        const auto row = static_cast<std::size_t>(thing.row);
+        place.push_back({kWidth * (static_cast<double>(seen[row]++) + 0.5) /
+                             static_cast<double>(in_row[row]),
+                         floor - kRow * static_cast<double>(row)});
+    }
+    // Lines within a row hang below it.
+    double sag = 0;
+    std::string lines;
+    for (const auto& line : diagram.lines) {
+        const auto &a = place[line.from], &b = place[line.to];
+        std::string path = "M" + number(a[0]) + " " + number(a[1]);
+        if (a[1] == b[1]) {
+            const double deep = 24 + 0.18 * std::abs(a[0] - b[0]);
+            if (a[1] == floor) sag = std::max(sag, deep);
+            path += " C" + number(a[0]) + " " + number(a[1] + deep) + " " + number(b[0]) + " " +
+                    number(b[1] + deep) + " " + number(b[0]) + " " + number(b[1]);
+        } else {
+            path += " L" + number(b[0]) + " " + number(b[1]);
+        }
+        lines += "<path class=\"wire" + std::string(line.dashed ? " beside" : "") +
+                 "\" style=\"stroke-width:" + number(line.width) + "\" d=\"" + path +
+                 "\"><title>" + escaped_html(line.what) + "</title></path>\n";
+    }
+    const double height = floor + 40 + sag;
+    std::string svg = "<svg class=\"diagram\" viewBox=\"0 0 1010 " + number(height) +
+                      "\" role=\"img\" aria-label=\"" + escaped_html(diagram.words) + "\">\n" +
+                      lines;
+    for (std::size_t i = 0; i < place.size(); ++i) {
+        const auto row = static_cast<std::size_t>(diagram.things[i].row);
+        const double room = kWidth / static_cast<double>(in_row[row]),
+                     wide = std::min(kMost, 0.8 * room);
+        svg += "<g><title>" + escaped_html(diagram.things[i].name) + "</title><rect class=\"c" +
+               std::to_string(std::min<std::size_t>(row == 0 ? 0 : row + 3, 7)) + "\" x=\"" +
+               number(place[i][0] - wide / 2) + "\" y=\"" + number(place[i][1] - 9) +
+               "\" width=\"" + number(wide) + "\" height=\"18\" rx=\"4\"/>";
+        // Names where there is room for them; a pointer finds them all.
+        if (room >= 7.0 * static_cast<double>(diagram.things[i].name.size()))
+            svg += "<text class=\"row\" x=\"" + number(place[i][0]) + "\" y=\"" +
+                   number(place[i][1] + (row == 0 ? 24 : -14)) + "\" text-anchor=\"middle\">" +
+                   escaped_html(diagram.things[i].name) + "</text>";
+        svg += "</g>\n";
+    }
+    svg += "</svg>";
+    body_ += "<figure><figcaption>" + escaped_html(diagram.title) +
+             "</figcaption><div class=\"scroll\">" + svg + "</div>";
+    if (!diagram.words.empty()) body_ += "<p class=\"words\">" + escaped_html(diagram.words) + "</p>";
+    body_ += "</figure>\n";
+    return *this;
+}
+
 std::string Page::html() const {
     std::string out =
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta "

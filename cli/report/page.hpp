@@ -48,6 +48,23 @@ struct HeatMap {
     std::vector<std::vector<double>> values;  ///< [rows] of [columns]
 };
 
+/// Things in rows, the first at the bottom, and the lines between them.
+struct Diagram {
+    struct Thing {
+        std::string name;
+        int row = 0;
+    };
+    struct Line {
+        std::size_t from = 0, to = 0;
+        double width = 1;
+        bool dashed = false;
+        std::string what;  ///< shown when the pointer rests on it
+    };
+    std::string title, words;
+    std::vector<Thing> things;  ///< of a row from left to right
+    std::vector<Line> lines;
+};
+
 class Page {
   public:
     Page(std::string title, std::string subtitle);
@@ -62,6 +79,7 @@ class Page {
     Page& chart(const Chart&);
     Page& timeline(std::string_view title, const std::vector<TimeBar>& bars);
     Page& heat_map(const HeatMap&);
+    Page& diagram(const Diagram&);
 
     std::string html() const;
 

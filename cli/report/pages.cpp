@@ -304,11 +304,40 @@ void add_plan(Page& page, const JsonReader& r) {
     add_step(page, candidates.at(std::size_t{0}).at("predicted"));
 }
 
+/// A cluster's GPUs and what joins them.
+void add_drawing(Page& page, const JsonReader& drawing) {
+    Diagram diagram{.title = "How the GPUs are joined", .words = {}, .things = {}, .lines = {}};
+    for (const auto& vertex : drawing.at("vertices").items())
+        diagram.things.push_back({vertex.at("name").text(), vertex.at("row").count(0)});
+    double slowest = 0;
+    for (const auto& line : drawing.at("lines").items())
+        if (const double rate = line.number_or("bandwidth", 0); rate > 0)
+            slowest = slowest > 0 ? std::min(slowest, rate) : rate;
+    for (const auto& line : drawing.at("lines").items()) {
+        const double rate = line.number_or("bandwidth", 0);
+        const auto from = static_cast<std::size_t>(line.at("from").count(0)),
+                   to = static_cast<std::size_t>(line.at("to").count(0));
+        if (from >= diagram.things.size() || to >= diagram.things.size())
+            line.fail("vertices of the drawing");
+        diagram.lines.push_back(
+            {from, to, rate > 0 ? 1 + std::log2(rate / slowest) : 1, rate <= 0,
+             diagram.things[from].name + " – " + diagram.things[to].name +
+                 (rate > 0 ? ": " + to_text(BytesPerSecond{rate}) + " each way" : ": side by side")});
+    }
+    const auto left_out = drawing.number_or("gpus_left_out", 0);
+    diagram.words = "GPUs below, switches and NICs above; thicker lines are faster, dashed ones join a "
+                    "GPU to its NIC." +
+                    (left_out > 0 ? fmt::format(" {:.0f} more GPUs are joined alike.", left_out)
+                                  : std::string());
+    page.diagram(diagram);
+}
+
 /// Whatever else: single values as a list, arrays of objects as tables.
 void add_other(Page& page, const JsonReader& r) {
+    if (const auto drawing = r.find("drawing")) add_drawing(page, *drawing);
     std::vector<std::vector<std::string>> single;
     for (const auto& [key, value] : r.members()) {
-        if (key == "$schema" || key == "version" || value.is_array()) continue;
+        if (key == "$schema" || key == "version" || key == "drawing" || value.is_array()) continue;
         if (!value.is_object()) {
             single.push_back({spaced(key), value_text(key, value)});
             continue;

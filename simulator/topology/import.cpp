@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <fstream>
 #include <numeric>
 #include <sstream>
+#include <tuple>
 
 #include "core/errors.hpp"
 #include "core/text.hpp"
@@ -40,7 +42,7 @@ bool is_cube_mesh(const std::vector<std::vector<int>>& links) {
 }
 
 /// A graph of nodes whose GPUs are joined directly: GPUs, their links, NICs and one switch a rail.
-std::shared_ptr<const LinkGraph> direct_graph(const NodeShape& node, const ClusterSpec& cluster, int nics, BytesPerSecond link) {
+std::shared_ptr<const LinkGraph> direct_graph(const NodeShape& node, const ClusterSpec& cluster, int nics, BytesPerSecond link, const std::vector<int>& nic_of_gpu) {
     auto graph = std::make_shared<LinkGraph>();
     const int per_node = node.num_gpus, gpus = per_node * cluster.num_nodes;
     graph->num_gpus = gpus;
@@ -60,7 +62,7 @@ std::shared_ptr<const LinkGraph> direct_graph(const NodeShape& node, const Clust
     for (int gpu = 0; gpu < gpus; ++gpu) {
         vertex(fmt::format("gpu{}", gpu));
         graph->domain.push_back(gpu / per_node);
-        graph->rail.push_back(gpu % per_node * nics / per_node);
+        graph->rail.push_back(nic_of_gpu.empty() ? gpu % per_node * nics / per_node : nic_of_gpu[static_cast<std::size_t>(gpu % per_node)]);
     }
     std::vector<int> rails;
     if (cluster.num_nodes > 1)
@@ -90,6 +92,28 @@ std::shared_ptr<const LinkGraph> direct_graph(const NodeShape& node, const Clust
 
 }  // namespace
 
+std::vector<int> nearest_nics(const std::vector<std::vector<int>>& distance) {
+    if (distance.empty() || distance.front().empty()) return {};
+    const int gpus = static_cast<int>(distance.size()), nics = static_cast<int>(distance.front().size()), fair = (gpus + nics - 1) / nics;
+    std::vector<int> out, carried(static_cast<std::size_t>(nics), 0);
+    bool in_order = gpus % nics == 0;
+    for (int gpu = 0; gpu < gpus; ++gpu) {
+        const int usual = gpu * nics / gpus;
+        const auto rank = [&](int nic) {
+            return std::tuple(distance[static_cast<std::size_t>(gpu)][static_cast<std::size_t>(nic)], carried[static_cast<std::size_t>(nic)] >= fair, std::abs(nic - usual), nic);
+        };
+        int best = 0;
+        for (int nic = 1; nic < nics; ++nic)
+            if (rank(nic) < rank(best)) best = nic;
+        ++carried[static_cast<std::size_t>(best)];
+        out.push_back(best);
+        in_order = in_order && best == usual;
+    }
+    // More NICs than GPUs, evenly: those of a GPU are one port (RailFatTree).
+    if (nics > gpus && nics % gpus == 0) return {};
+    return in_order ? std::vector<int>{} : out;
+}
+
 ClusterSpec cluster_of_nodes(const NodeShape& node, const std::string& gpu, int num_nodes, std::vector<std::string> assumed) {
     int nics = node.num_nics;
     ClusterSpec cluster = make_cluster(gpu, num_nodes, node.num_gpus, std::nullopt, std::nullopt);
@@ -99,7 +123,8 @@ ClusterSpec cluster_of_nodes(const NodeShape& node, const std::string& gpu, int 
         nics = rails.num_nics;
         assumed.push_back(fmt::format("no NIC is listed: {} a node of {} Gb/s, as {} has them", nics, cluster.scale_out.bandwidth.value * 8 / 1e9, gpu));
     } else {
-        if (nics % node.num_gpus != 0)
+        rails.nic_of_gpu = nearest_nics(node.nic_distance);
+        if (rails.nic_of_gpu.empty() && nics % node.num_gpus != 0)
             while (node.num_gpus % nics != 0) --nics;
         if (nics != node.num_nics)
             assumed.push_back(fmt::format("{} of {} NICs carry GPU traffic (a divisor or a multiple of {} GPUs); the others serve storage and management", nics, node.num_nics, node.num_gpus));
@@ -122,7 +147,7 @@ ClusterSpec cluster_of_nodes(const NodeShape& node, const std::string& gpu, int 
         for (const auto& row : node.nvlinks) most = std::max(most, std::accumulate(row.begin(), row.end(), 0));
         const BytesPerSecond link = node.nvlink_rate ? *node.nvlink_rate : cluster.scale_up.bandwidth / most;
         cluster.scale_up.bandwidth = link * most;
-        cluster.topology = direct_graph(node, cluster, std::min(nics, node.num_gpus), link);
+        cluster.topology = direct_graph(node, cluster, rails.nic_of_gpu.empty() ? std::min(nics, node.num_gpus) : nics, link, rails.nic_of_gpu);
     } else {
         fabric.scale_up = NvSwitch{node.gpus_per_domain > 0 ? node.gpus_per_domain : node.num_gpus};
         if (node.nvlink_rate) cluster.scale_up.bandwidth = *node.nvlink_rate;

@@ -35,7 +35,12 @@ struct NodeShape {
     int num_nics = 0;
     std::optional<BytesPerSecond> nvlink_rate, nic_rate;   ///< of all links of a GPU to the switch, or of one direct link; of one NIC
     int gpus_per_domain = 0;                 ///< 0: the node
+    /// [num_gpus, num_nics] how far a NIC is from a GPU, in any measure; empty: not known.
+    std::vector<std::vector<int>> nic_distance;
 };
+/// The nearest NIC of every GPU, as many GPUs to each of equally near ones. Empty if that is what NICs in order are: GPU g
+/// beside NIC g·nics/gpus.
+std::vector<int> nearest_nics(const std::vector<std::vector<int>>& distance);
 /// The cluster of `num_nodes` such nodes; datasheet values of `gpu`'s shipped system where the shape is silent.
 ClusterSpec cluster_of_nodes(const NodeShape& node, const std::string& gpu, int num_nodes, std::vector<std::string> assumed);
 

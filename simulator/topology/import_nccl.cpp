@@ -23,13 +23,24 @@ const std::map<std::string, std::string> kDevices = {
 /// Compute capability → the GPU most often behind it.
 const std::map<int, std::string> kByCapability = {{70, "v100-sxm2-32"}, {80, "a100-sxm-80"}, {90, "h100-sxm"}, {100, "b200-sxm"}, {103, "b300-sxm"}};
 
-struct Gpu { int sm = 0, to_switch = 0; std::string bus, device; std::map<std::string, int> peers; double pcie = 0; long line = 0; };
-struct Nic { double gbits = 0, pcie_gts = 0; };
+struct Gpu { int sm = 0, to_switch = 0; std::string bus, device; std::map<std::string, int> peers; double pcie = 0; long line = 0; std::vector<int> place; };
+struct Nic { double gbits = 0, pcie_gts = 0; std::vector<int> place; };
 struct Found {
     std::vector<Gpu> gpus;
     std::vector<Nic> nics;
     std::set<std::string> hosts;
+    std::vector<int> place;      // of the element that is read: which child of which child …
 };
+
+/// Reads every child, each at its place.
+template <class Read>
+void each_child(const XmlElement& at, Found& found, const Read& read) {
+    for (std::size_t i = 0; i < at.children.size(); ++i) {
+        found.place.push_back(static_cast<int>(i));
+        read(at.children[i]);
+        found.place.pop_back();
+    }
+}
 
 /// GPU, NIC and NVSwitch by the upper two bytes of the PCI class.
 bool is_class(const XmlElement& pci, std::string_view prefix) { return pci.get("class").compare(0, prefix.size(), prefix) == 0; }
@@ -70,6 +81,7 @@ void walk_pci(const XmlElement& pci, const std::string& file, Found& found) {
         out.device = pci.get("device");
         out.pcie = pcie_rate(pci);
         out.line = pci.line;
+        out.place = found.place;
         if (gpu) {
             if (gpu->has("sm")) out.sm = static_cast<int>(number(*gpu, "sm", file, 30, 999));
             for (const auto& link : gpu->children) {
@@ -83,9 +95,9 @@ void walk_pci(const XmlElement& pci, const std::string& file, Found& found) {
         }
         found.gpus.push_back(std::move(out));
     } else if (!nic && (is_class(pci, "0x0207") || is_class(pci, "0x0200"))) {
-        found.nics.push_back({0, leading_number(pci.get("link_speed")).value_or(0)});
+        found.nics.push_back({0, leading_number(pci.get("link_speed")).value_or(0), found.place});
     }
-    for (const auto& child : pci.children) walk(child, file, found);
+    each_child(pci, found, [&](const XmlElement& child) { walk(child, file, found); });
 }
 
 void walk(const XmlElement& at, const std::string& file, Found& found) {
@@ -93,10 +105,10 @@ void walk(const XmlElement& at, const std::string& file, Found& found) {
     if (at.name == "cpu" && at.has("host_hash")) found.hosts.insert(at.get("host_hash"));
     if (at.name == "net") {
         // Several ports of one NIC are listed one by one.
-        found.nics.push_back({at.has("speed") ? number(at, "speed", file, 0, 1e8) / 1e3 : 0, 0});
+        found.nics.push_back({at.has("speed") ? number(at, "speed", file, 0, 1e8) / 1e3 : 0, 0, found.place});
         return;
     }
-    for (const auto& child : at.children) walk(child, file, found);
+    each_child(at, found, [&](const XmlElement& child) { walk(child, file, found); });
 }
 
 std::string gpu_of(const Found& found, const std::string& file, const ImportWords& words, std::vector<std::string>& assumed) {
@@ -119,7 +131,7 @@ std::string gpu_of(const Found& found, const std::string& file, const ImportWord
 
 ClusterSpec import_nccl_topology(const XmlElement& system, const std::string& file, const ImportWords& words) {
     Found found;
-    for (const auto& child : system.children) walk(child, file, found);
+    each_child(system, found, [&](const XmlElement& child) { walk(child, file, found); });
     if (found.gpus.empty()) throw InputError(file, fmt::format("line {}", system.line), "no GPU", "<pci class=\"0x030200\"> or <gpu> elements");
     const int hosts = std::max<int>(1, static_cast<int>(found.hosts.size()));
     const int gpus = static_cast<int>(found.gpus.size());
@@ -168,12 +180,23 @@ ClusterSpec import_nccl_topology(const XmlElement& system, const std::string& fi
         generation = std::max(generation, nic.pcie_gts);
     }
     // A slow port beside fast ones is for management.
-    const auto fast = std::count_if(found.nics.begin(), found.nics.end(), [&](const Nic& nic) { return most == 0 || nic.gbits >= most / 2; });
-    node.num_nics = static_cast<int>(fast + hosts - 1) / hosts;
+    std::vector<const Nic*> fast;
+    for (const Nic& nic : found.nics)
+        if (most == 0 || nic.gbits >= most / 2) fast.push_back(&nic);
+    node.num_nics = (static_cast<int>(fast.size()) + hosts - 1) / hosts;
+    // A NIC is nearer the more bridges and switches lie above both it and the GPU. (Files of many hosts list them host by host.)
+    if (hosts == 1)
+        for (const Gpu& at : found.gpus) {
+            auto& row = node.nic_distance.emplace_back();
+            for (const Nic* nic : fast) {
+                const auto [a, b] = std::mismatch(at.place.begin(), at.place.end(), nic->place.begin(), nic->place.end());
+                row.push_back(-static_cast<int>(a - at.place.begin()));
+            }
+        }
     if (most > 0) {
         node.nic_rate = BytesPerSecond{most * 1e9 / 8};
-        if (static_cast<std::size_t>(fast) < found.nics.size()) assumed.push_back(fmt::format("{} slower ports left out", found.nics.size() - static_cast<std::size_t>(fast)));
-    } else if (fast > 0 && generation > 0) {
+        if (fast.size() < found.nics.size()) assumed.push_back(fmt::format("{} slower ports left out", found.nics.size() - fast.size()));
+    } else if (!fast.empty() && generation > 0) {
         const double gbits = generation > 40 ? 800 : generation > 20 ? 400 : generation > 10 ? 200 : 100;
         node.nic_rate = BytesPerSecond{gbits * 1e9 / 8};
         assumed.push_back(fmt::format("NIC rate not listed: {} Gb/s for PCIe of {} GT/s", gbits, generation));

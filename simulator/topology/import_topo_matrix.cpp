@@ -121,14 +121,23 @@ ClusterSpec import_topo_matrix(std::string_view text, const std::string& file, c
         assumed.push_back("no NVLink: GPUs talk over PCIe, 25 GB/s each way, as a crossbar");
     }
     // NICs beside a GPU on its PCIe switch carry its traffic; if there are such, the others serve storage and management.
-    int near = 0;
+    std::vector<std::size_t> near;
     for (const auto nic : nics)
-        near += std::any_of(gpus.begin(), gpus.end(), [&](std::size_t g) {
-            const auto& relation = rows.at(columns[g])[nic];
-            return relation == "PIX" || relation == "PXB";
-        });
-    node.num_nics = near > 0 ? near : static_cast<int>(nics.size());
-    if (near > 0 && near < static_cast<int>(nics.size())) assumed.push_back(fmt::format("{} of {} NICs carry GPU traffic: those on a GPU's PCIe switch", near, nics.size()));
+        if (std::any_of(gpus.begin(), gpus.end(), [&](std::size_t g) {
+                const auto& relation = rows.at(columns[g])[nic];
+                return relation == "PIX" || relation == "PXB";
+            }))
+            near.push_back(nic);
+    const auto& carriers = near.empty() ? nics : near;
+    node.num_nics = static_cast<int>(carriers.size());
+    if (!near.empty() && near.size() < nics.size()) assumed.push_back(fmt::format("{} of {} NICs carry GPU traffic: those on a GPU's PCIe switch", near.size(), nics.size()));
+    // From one PCIe switch to the other socket.
+    const std::vector<std::string> ways = {"PIX", "PXB", "PHB", "NODE", "SYS"};
+    for (const auto g : gpus) {
+        auto& row = node.nic_distance.emplace_back();
+        for (const auto nic : carriers)
+            row.push_back(static_cast<int>(std::find(ways.begin(), ways.end(), rows.at(columns[g])[nic]) - ways.begin()));
+    }
     ClusterSpec cluster = cluster_of_nodes(node, gpu, words.num_nodes.value_or(1), std::move(assumed));
     cluster.source = "nvidia-smi topo -m " + file;
     return cluster;

@@ -10,10 +10,14 @@ namespace moeplan {
 
 Way add_rail_fat_tree(LinkGraph& graph, const ClusterSpec& cluster, const RailFatTree& part) {
     const int gpus = graph.gpus_per_node, nodes = graph.num_gpus / gpus;
-    // More NICs than GPUs: those of one GPU work as one port of their summed rate. Fewer:
-    // neighbours share one.
-    const int ports = std::min(part.num_nics, gpus), bundle = part.num_nics / ports,
-              sharing = gpus / ports;
+    // Unless the cluster says which NIC is beside which GPU: with more NICs than GPUs those of one
+    // GPU work as one port of their summed rate; with fewer, neighbours share one.
+    const bool stated = !part.nic_of_gpu.empty();
+    const int ports = stated ? part.num_nics : std::min(part.num_nics, gpus),
+              bundle = part.num_nics / ports;
+    std::vector<int> port = part.nic_of_gpu;
+    if (!stated)
+        for (int gpu = 0; gpu < gpus; ++gpu) port.push_back(gpu / (gpus / ports));
     const BytesPerSecond port_rate = cluster.scale_out.usable() * bundle;
     const int per_leaf = part.nodes_per_leaf > 0 ? std::min(part.nodes_per_leaf, nodes) : nodes;
     const int leaves = (nodes + per_leaf - 1) / per_leaf;
@@ -39,10 +43,10 @@ Way add_rail_fat_tree(LinkGraph& graph, const ClusterSpec& cluster, const RailFa
                 add_link(graph, name + "/spine-up", rate, Level::scale_out, {}, name, "spine");
                 add_link(graph, name + "/spine-down", rate, Level::scale_out, {}, "spine", name);
             }
-    for (int gpu = 0; gpu < graph.num_gpus; ++gpu) graph.rail[gpu] = gpu % gpus / sharing;
+    for (int gpu = 0; gpu < graph.num_gpus; ++gpu) graph.rail[gpu] = port[gpu % gpus];
     return [=](int source, int destination, std::vector<std::uint32_t>& links) {
         const int from = source / gpus, to = destination / gpus;
-        const int out = source % gpus / sharing, in = destination % gpus / sharing;
+        const int out = port[source % gpus], in = port[destination % gpus];
         links.push_back(nic_base + 2 * static_cast<std::uint32_t>(from * ports + out));
         if (from / per_leaf != to / per_leaf || out != in) {
             links.push_back(spine_base +

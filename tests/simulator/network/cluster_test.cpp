@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "core/errors.hpp"
@@ -317,6 +318,144 @@ TEST(Topology, RoutesOfTheRailFabric) {
     EXPECT_EQ(graph.relay(3, 11), -1);
     EXPECT_TRUE(close(graph.route(0, 5).latency.value, 2e-6));
     EXPECT_TRUE(close(graph.route(0, 13).latency.value, 4e-6));
+}
+
+/// Links on the way and latency, pair by pair: α_up = 2 us inside, α_out = 5 us outside.
+TEST(Topology, HopsOfEveryFabricByHand) {
+    const auto expect = [](const ClusterSpec& cluster, int fewest, int most, double mean,
+                           double longest_us, const char* what) {
+        const Hops way = hops(build_link_graph(cluster));
+        EXPECT_EQ(way.fewest, fewest) << what;
+        EXPECT_EQ(way.most, most) << what;
+        EXPECT_TRUE(close(way.mean, mean)) << what << " " << way.mean << " " << mean;
+        EXPECT_TRUE(close(way.longest_latency.value, longest_us * 1e-6)) << what;
+    };
+    const auto with = [](int nodes, int gpus, RailFatTree rails, int domain = 0) {
+        auto cluster = plain_cluster(nodes, gpus, 2_us);
+        cluster.scale_out.latency = 5_us;
+        cluster.topology = Fabric{NvSwitch{domain > 0 ? domain : gpus}, rails};
+        return cluster;
+    };
+    // A switch: up and down, whoever talks to whom.
+    expect(with(1, 8, {8}), 2, 2, 2, 2, "one NVSwitch node");
+    expect(with(1, 16, {8}), 2, 2, 2, 2, "DGX-2's sixteen");
+    // Two nodes of 4 on one leaf a rail: of 7 others 3 are inside (2 links), 1 on the same rail
+    // (NIC up, NIC down), 3 on other rails: by NVLink to the relay, then its rail, 4 links.
+    expect(with(2, 4, {4}), 2, 4, (3 * 2 + 1 * 2 + 3 * 4) / 7.0, 2 + 5, "rails with PXN");
+    // Without PXN those 3 change rails in the spine: NIC up, spine up, spine down, NIC down.
+    expect(with(2, 4, {4, 1, false}), 2, 4, (3 * 2 + 1 * 2 + 3 * 4) / 7.0, 5, "rails without PXN");
+    // Four nodes, two a leaf: 3 inside; the leaf's other node 2 and 3 × 4; the 2 nodes beyond: same
+    // rail over the spine 4, other rails 2 + 4. Mean over 15.
+    expect(with(4, 4, {4, 1, true, 2}), 2, 6,
+           (3 * 2 + 2 + 3 * 4 + 2 * (4 + 3 * 6)) / 15.0, 2 + 5, "two leaves a rail");
+    // 4 GPUs share 2 NICs: pairs {0, 1} and {2, 3}. From GPU 0: 3 inside; 2 of the other node on
+    // its rail at 2 links, 2 on the other at 4.
+    expect(with(2, 4, {2}), 2, 4, (3 * 2 + 2 * 2 + 2 * 4) / 7.0, 2 + 5, "fewer NICs than GPUs");
+    // NVL72: 18 nodes of 4 are one domain, so no pair is further than the switch.
+    expect(with(18, 4, {4}, 72), 2, 2, 2, 2, "one NVL72 rack");
+    // A fat tree of 2 × 4 ports: 1 other under the same switch (2 links), 6 over the top (4). Both
+    // halves' domains are single GPUs here.
+    auto tree = with(8, 1, {1}, 1);
+    std::get<Fabric>(tree.topology).scale_out = FatTree{{2, 4}, {1, 1}, {}};
+    expect(tree, 2, 4, (1 * 2 + 6 * 4) / 7.0, 5, "fat tree");
+    // The cube mesh: from each GPU 4 others have a link, 3 are two links away.
+    auto mesh = plain_cluster(1, 8, 2_us);
+    mesh.topology = Fabric{CubeMesh{}, RailFatTree{4}};
+    expect(mesh, 1, 2, (4 * 1 + 3 * 2) / 7.0, 4, "DGX-1");
+}
+
+TEST(Topology, BisectionWithSharedNicsRacksAndTaperedTrees) {
+    // Four nodes of 8 with 4 NICs of 50 GB/s each: 2 nodes · 4 NICs a side, 400 GB/s.
+    auto shared = plain_cluster(4);
+    std::get<Fabric>(shared.topology).scale_out = RailFatTree{4};
+    EXPECT_TRUE(close(bisection_bandwidth(build_link_graph(shared)).value, 2 * 4 * 50e9));
+    // 16 NICs a node: two a GPU, one port of 100 GB/s.
+    std::get<Fabric>(shared.topology).scale_out = RailFatTree{16};
+    EXPECT_TRUE(close(bisection_bandwidth(build_link_graph(shared)).value, 2 * 16 * 50e9));
+    // One NVL72 rack: 36 ports of 450 GB/s a side. Two racks: the 72 NICs of one of them.
+    auto rack = plain_cluster(18, 4);
+    rack.topology = Fabric{NvSwitch{72}, RailFatTree{4}};
+    EXPECT_TRUE(close(bisection_bandwidth(build_link_graph(rack)).value, 36 * 450e9));
+    rack.num_nodes = 36;
+    EXPECT_TRUE(close(bisection_bandwidth(build_link_graph(rack)).value, 72 * 50e9));
+    // DGX-2: 8 of 16 GPUs a side.
+    EXPECT_TRUE(close(bisection_bandwidth(build_link_graph(plain_cluster(1, 16))).value, 8 * 450e9));
+    // A fat tree of 4 × 4 ports whose switches have 2 uplinks for 4 ports: two switches a side send
+    // 2 · 2 · 50 GB/s.
+    auto tapered = plain_cluster(16, 1);
+    tapered.topology = Fabric{NvSwitch{1}, FatTree{{4, 4}, {1, 2}, {}}};
+    EXPECT_TRUE(close(bisection_bandwidth(build_link_graph(tapered)).value, 2 * 2 * 50e9));
+    // Three cables in place of each one.
+    std::get<FatTree>(std::get<Fabric>(tapered.topology).scale_out).links = {1, 3};
+    EXPECT_TRUE(close(bisection_bandwidth(build_link_graph(tapered)).value,
+                      std::min(2 * 2 * 3 * 50e9, 8 * 50e9)));
+}
+
+TEST(Topology, TheNicBesideAGpuIsTheOneThatIsStated) {
+    // GPUs 0 and 3 use NIC 1, GPU 1 NIC 0, GPU 2 NIC 2; NIC 3 nobody: a count that order could not
+    // share out.
+    auto cluster = plain_cluster(2, 4);
+    auto& rails = std::get<RailFatTree>(std::get<Fabric>(cluster.topology).scale_out);
+    rails.num_nics = 3;
+    rails.nic_of_gpu = {1, 0, 2, 1};
+    const LinkGraph graph = build_link_graph(cluster);
+    EXPECT_EQ(graph.rail, (std::vector<int>{1, 0, 2, 1, 1, 0, 2, 1}));
+    EXPECT_EQ(graph.links[graph.route(0, 4).links[0]].name, "node0/nic1/up");
+    EXPECT_EQ(graph.relay(0, 7), -1);  // GPUs 0 and 3 share a rail
+    EXPECT_EQ(graph.relay(0, 5), 1);
+    const Json json = to_json(cluster);
+    EXPECT_EQ(to_json(cluster_from_json(JsonReader::from_value(json, "c"))), json);
+    const auto with = [&](const Json& nics) {
+        Json changed = json;
+        changed["topology"]["scale_out"]["rail_fat_tree"]["nic_of_gpu"] = nics;
+        return message_of([&] { cluster_from_json(JsonReader::from_value(changed, "c.json")); });
+    };
+    EXPECT_THAT(with(Json{0, 1, 2}), testing::HasSubstr("nic_of_gpu"));
+    EXPECT_THAT(with(Json{0, 1, 2, 3}), testing::HasSubstr("/nic_of_gpu/3 is 3"));
+    EXPECT_THAT(with(Json{0, 1, 2, -1}), testing::HasSubstr("/nic_of_gpu/3 is -1"));
+}
+
+TEST(Import, NicsAreThoseNearestToEachGpu) {
+    // Four GPUs; NIC1 is on the PCIe switch of GPU0, NIC0 on that of GPU1; GPU2 and GPU3 share NIC2.
+    const TextFile matrix(
+        "GPU0 GPU1 GPU2 GPU3 NIC0 NIC1 NIC2\n"
+        "GPU0 X NV18 NV18 NV18 NODE PIX SYS\nGPU1 NV18 X NV18 NV18 PXB NODE SYS\n"
+        "GPU2 NV18 NV18 X NV18 SYS SYS PIX\nGPU3 NV18 NV18 NV18 X SYS SYS PXB\n");
+    const auto cluster = import_cluster(matrix.path);
+    const auto& rails = std::get<RailFatTree>(std::get<Fabric>(cluster.topology).scale_out);
+    EXPECT_EQ(rails.num_nics, 3);
+    EXPECT_EQ(rails.nic_of_gpu, (std::vector<int>{1, 0, 2, 2}));
+    // All equally near: in order, evenly, and nothing to state.
+    EXPECT_TRUE(nearest_nics({{1, 1}, {1, 1}, {1, 1}, {1, 1}}).empty());
+    // Two sockets of two GPUs and a NIC each, the NICs listed the other way round.
+    EXPECT_EQ(nearest_nics({{4, 3}, {4, 3}, {3, 4}, {3, 4}}), (std::vector<int>{1, 1, 0, 0}));
+    // The dump: each of its four NICs hangs beside its GPU, in order.
+    const auto dump = import_cluster(sample("nccl-topo-4gpu-nvswitch.xml"));
+    EXPECT_TRUE(std::get<RailFatTree>(std::get<Fabric>(dump.topology).scale_out).nic_of_gpu.empty());
+}
+
+TEST(Drawing, ShowsGpusBelowAndWhatJoinsThemAbove) {
+    // Two nodes of 4 GPUs: GPUs; two NVSwitches and eight NICs; four leaves. Per GPU a line to the
+    // switch and one to its NIC, per NIC one to its leaf.
+    const Drawing two = drawing_of(build_link_graph(plain_cluster(2, 4)));
+    std::map<int, int> rows;
+    for (const auto& vertex : two.vertices) ++rows[vertex.row];
+    EXPECT_EQ(rows, (std::map<int, int>{{0, 8}, {1, 2 + 8}, {2, 4}}));
+    EXPECT_EQ(two.lines.size(), 8u + 8 + 8);
+    EXPECT_EQ(two.gpus_left_out, 0);
+    const Drawing many = drawing_of(build_link_graph(plain_cluster(16)));
+    EXPECT_EQ(many.gpus_left_out, 128 - 32);
+    for (const auto& name : shipped_clusters()) {
+        const auto cluster = load_cluster(name);
+        const Drawing drawing =
+            drawing_of(build_link_graph(resized(cluster, 2 * nodes_per_rack(cluster))));
+        EXPECT_GE(drawing.vertices.size(), 2u) << name;
+        for (const auto& vertex : drawing.vertices) EXPECT_GE(vertex.row, 0) << name;
+    }
+    for (const char* file : {"nccl-topo-4gpu-nvswitch.xml", "nccl-topo-template-no-gpu-tags.xml",
+                             "nvidia-smi-topo-h100-8nic.txt", "simgrid-fat-tree-64.xml"})
+        for (const auto& vertex : drawing_of(build_link_graph(import_cluster(sample(file)))).vertices)
+            EXPECT_GE(vertex.row, 0) << file;
 }
 
 TEST(Topology, GpusThatShareANicAlsoShareItsRate) {
