@@ -6,6 +6,7 @@
 
 #include <benchmark/benchmark.h>
 
+#include "benchmarks/peak_memory.hpp"
 #include "simulator/step_graph.hpp"
 #include "simulator/step_walk.hpp"
 
@@ -102,8 +103,19 @@ BENCHMARK(exchanges)->Arg(16)->Unit(benchmark::kMillisecond);
 void whole_step(benchmark::State& state) {
     const StepCase step = deepseek(static_cast<int>(state.range(0)));
     for (auto _ : state) state.counters["step_s"] = estimate_step(step).step_time.value;
+    state.counters["peak_MB"] = peak_megabytes();
 }
 BENCHMARK(whole_step)->Arg(16)->Arg(120)->Unit(benchmark::kMillisecond);
+
+/// The same by flows, each sharing links by itself.
+/// @param range(1)  different micro-batches' routings; 0: all
+void flows(benchmark::State& state) {
+    StepCase step = deepseek(static_cast<int>(state.range(0)));
+    step.distinct_micro_batches = static_cast<int>(state.range(1));
+    for (auto _ : state) state.counters["step_s"] = simulate_step(step).step_time.value;
+    state.counters["peak_MB"] = peak_megabytes();
+}
+BENCHMARK(flows)->Args({16, 0})->Args({120, 8})->Iterations(1)->Unit(benchmark::kSecond);
 
 void bound(benchmark::State& state) {
     const StepCase step = deepseek(static_cast<int>(state.range(0)));

@@ -6,13 +6,6 @@
 
 namespace moeplan {
 
-std::uint64_t mix(std::uint64_t z) {
-    z += 0x9e3779b97f4a7c15ULL;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebULL;
-    return z ^ (z >> 31);
-}
-
 std::uint64_t draw(Seed seed, std::string_view name, std::uint64_t index) {
     std::uint64_t state = mix(seed.value);
     for (const char c : name) state = mix(state ^ static_cast<unsigned char>(c));
@@ -22,14 +15,6 @@ std::uint64_t draw(Seed seed, std::string_view name, std::uint64_t index) {
 Seed derive(Seed seed, std::string_view name, std::uint64_t index) {
     return {draw(seed, name, index)};
 }
-
-std::uint64_t DrawStream::bits() {
-    const std::uint64_t out = mix(state_);
-    state_ += 0x9e3779b97f4a7c15ULL;
-    return out;
-}
-
-double DrawStream::uniform() { return static_cast<double>(bits() >> 11) * 0x1p-53; }
 
 std::uint64_t DrawStream::below(std::uint64_t n) {
     assert(n >= 1);

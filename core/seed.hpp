@@ -20,7 +20,12 @@ std::uint64_t draw(Seed seed, std::string_view name, std::uint64_t index = 0);
 Seed derive(Seed seed, std::string_view name, std::uint64_t index = 0);
 
 /// One step of SplitMix64 (Steele, Lea, Flood 2014): the finalizer with which all draws are made.
-std::uint64_t mix(std::uint64_t bits);
+constexpr std::uint64_t mix(std::uint64_t bits) {
+    bits += 0x9e3779b97f4a7c15ULL;
+    bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9ULL;
+    bits = (bits ^ (bits >> 27)) * 0x94d049bb133111ebULL;
+    return bits ^ (bits >> 31);
+}
 
 /// A stream of draws for code that needs many in sequence. Distributions are ours: the standard
 /// leaves theirs open.
@@ -28,8 +33,13 @@ class DrawStream {
   public:
     explicit DrawStream(Seed seed) : state_(seed.value) {}
 
-    std::uint64_t bits();
-    double uniform();                      ///< in [0, 1), 53 bits
+    std::uint64_t bits() {
+        const std::uint64_t out = mix(state_);
+        state_ += 0x9e3779b97f4a7c15ULL;
+        return out;
+    }
+    /// in [0, 1), 53 bits
+    double uniform() { return static_cast<double>(bits() >> 11) * 0x1p-53; }
     std::uint64_t below(std::uint64_t n);  ///< uniform in 0 … n−1, unbiased; n ≥ 1
     double normal();                       ///< mean 0, variance 1 (Box–Muller, one value a call)
     double exponential();                  ///< mean 1

@@ -93,37 +93,96 @@ Seconds product_time(const GemmModel& model, const ProductRates& rates, const Pr
     return whole(model, rates, best, bytes_of(product, element, extra_bytes_per_output));
 }
 
+std::vector<int> tile_heights(const GemmModel& model) {
+    std::vector<int> heights;
+    for (const Tile& tile : model.tiles) heights.push_back(tile.rows);
+    std::sort(heights.begin(), heights.end());
+    heights.erase(std::unique(heights.begin(), heights.end()), heights.end());
+    return heights;
+}
+
+RowCounts count_rows(std::span<const std::uint32_t> rows, std::size_t experts_per_rank,
+                     std::span<const int> heights) {
+    const std::size_t ranks = experts_per_rank > 0 ? rows.size() / experts_per_rank : 0;
+    RowCounts counts{std::vector<double>(ranks, 0), std::vector<double>(ranks, 0),
+                     std::vector<double>(heights.size() * ranks, 0)};
+    for (std::size_t rank = 0; rank < ranks; ++rank)
+        for (std::size_t e = 0; e < experts_per_rank; ++e) {
+            const std::uint32_t m = rows[rank * experts_per_rank + e];
+            counts.rows[rank] += m;
+            counts.active[rank] += m > 0;
+            for (std::size_t h = 0; h < heights.size(); ++h) {
+                const auto height = static_cast<std::uint32_t>(heights[h]);
+                counts.strips[h * ranks + rank] += m / height + (m % height > 0);
+            }
+        }
+    return counts;
+}
+
+GroupedProduct::GroupedProduct(const GemmModel& model, const ProductRates& rates, GemmKind kind,
+                               std::int64_t n, std::int64_t k, ElementSizes element,
+                               double extra_bytes_per_output)
+    : model_(model),
+      rates_(rates),
+      kind_(kind),
+      n_(static_cast<double>(n)),
+      k_(static_cast<double>(k)),
+      element_(element),
+      extra_(extra_bytes_per_output) {
+    const std::vector<int> heights = tile_heights(model);
+    const Product one = product_of(kind, 1, n_, k_);
+    for (const Tile& tile : model.tiles)
+        tiles_.push_back({static_cast<std::size_t>(
+                              std::lower_bound(heights.begin(), heights.end(), tile.rows) -
+                              heights.begin()),
+                          std::ceil(one.rows / tile.rows), std::ceil(one.columns / tile.columns),
+                          flops_of(tile), tile_rate(model, rates, tile)});
+}
+
+void GroupedProduct::times(const RowCounts& counts, std::span<double> seconds) const {
+    const std::size_t ranks = counts.num_ranks();
+    const bool weight_gradient = kind_ == GemmKind::weight_gradient;
+    const double sms = rates_.num_sms, quantisation = model_.wave_quantisation;
+    // A wave takes its tiles' mean depth.
+    std::vector<double> depth(ranks, product_of(kind_, 1, n_, k_).depth / rates_.narrow +
+                                         model_.pipeline_depth);
+    if (weight_gradient)
+        for (std::size_t r = 0; r < ranks; ++r)
+            depth[r] = counts.rows[r] / counts.active[r] / rates_.narrow + model_.pipeline_depth;
+    std::fill(seconds.begin(), seconds.end(), std::numeric_limits<double>::infinity());
+    for (const TileCost& tile : tiles_) {
+        const double* strips = counts.strips.data() + tile.height * ranks;
+        for (std::size_t r = 0; r < ranks; ++r) {
+            const double high = weight_gradient ? counts.active[r] * tile.rows : strips[r];
+            const double waves = high * tile.columns / sms;
+            // ⌈waves⌉ without a call: sums of 2⁵² and less are rounded to whole numbers
+            const double near = (waves + 0x1p52) - 0x1p52;
+            const double whole_waves = near < waves ? near + 1 : near;
+            const double counted = std::max(1.0, waves + quantisation * (whole_waves - waves));
+            seconds[r] = std::min(seconds[r], counted * tile.flops / tile.rate * depth[r]);
+        }
+    }
+    for (std::size_t r = 0; r < ranks; ++r) {
+        if (!(counts.rows[r] > 0)) {
+            seconds[r] = 0;
+            continue;
+        }
+        // Σ over experts of what a product moves is a product of Σ m, but for the weights, or
+        // weight gradients, that each active expert moves whole.
+        const Product mean = product_of(kind_, counts.rows[r] / counts.active[r], n_, k_);
+        const double bytes = counts.active[r] * bytes_of(mean, element_, extra_);
+        seconds[r] = whole(model_, rates_, seconds[r], bytes).value;
+    }
+}
+
 Seconds grouped_product_time(const GemmModel& model, const ProductRates& rates, GemmKind kind,
                              const GroupedGemm& shape, ElementSizes element,
                              double extra_bytes_per_output) {
-    double total = 0, active = 0;
-    for (const std::uint32_t m : shape.m) total += m, active += m > 0;
-    if (!(total > 0)) return {};
-    // Σ over experts of what a product moves is a product of Σ m, but for the weights, or weight
-    // gradients, that each active expert moves whole.
-    const double n = static_cast<double>(shape.n), k = static_cast<double>(shape.k);
-    const bool weight_gradient = kind == GemmKind::weight_gradient;
-    const Product mean = product_of(kind, total / active, n, k);
-    const double bytes = active * bytes_of(mean, element, extra_bytes_per_output);
-
-    double best = std::numeric_limits<double>::infinity(), strips = 0;
-    int strip_rows = 0;
-    for (const Tile& tile : model.tiles) {
-        if (weight_gradient) {
-            strips = active * std::ceil(mean.rows / tile.rows);
-        } else if (tile.rows != strip_rows) {  // tiles of as many rows follow each other
-            strips = 0;
-            for (const std::uint32_t m : shape.m)
-                strips += std::ceil(static_cast<double>(m) / tile.rows);
-            strip_rows = tile.rows;
-        }
-        const double tiles = strips * std::ceil(mean.columns / tile.columns);
-        // A wave takes its tiles' mean depth.
-        best = std::min(best, counted_waves(tiles / rates.num_sms, model.wave_quantisation) *
-                                  flops_of(tile) / tile_rate(model, rates, tile) *
-                                  (mean.depth / rates.narrow + model.pipeline_depth));
-    }
-    return whole(model, rates, best, bytes);
+    if (shape.m.empty()) return {};
+    Seconds time;
+    GroupedProduct(model, rates, kind, shape.n, shape.k, element, extra_bytes_per_output)
+        .times(count_rows(shape.m, shape.m.size(), tile_heights(model)), {&time.value, 1});
+    return time;
 }
 
 Seconds attention_model_time(const AttentionModel& model, const ProductRates& rates,

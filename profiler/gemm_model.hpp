@@ -9,6 +9,10 @@
 /// over the best tile (tm, tn) and split s along k; `narrow` is how much faster than bf16 the
 /// format runs, and does not shorten the pipeline's filling k₀.
 
+#include <cstddef>
+#include <span>
+#include <vector>
+
 #include "profiler/profile.hpp"
 #include "profiler/work_floor.hpp"
 
@@ -29,7 +33,41 @@ ProductRates product_rates(const Roofline&, Precision, const DeviceRates& device
 
 Seconds product_time(const GemmModel&, const ProductRates&, const Product&, ElementSizes,
                      double extra_bytes_per_output);
-/// One launch of all experts' tiles.
+/// Rows of the experts of many ranks, counted once for every product over them.
+struct RowCounts {
+    std::vector<double> rows, active;  ///< [ranks] Σ m; experts with m > 0
+    std::vector<double> strips;        ///< [heights, ranks] Σ ⌈m / height⌉
+    std::size_t num_ranks() const { return rows.size(); }
+};
+/// Distinct rows of the model's tiles, ascending.
+std::vector<int> tile_heights(const GemmModel&);
+/// @param experts_per_rank  divides the rows
+RowCounts count_rows(std::span<const std::uint32_t> rows, std::size_t experts_per_rank,
+                     std::span<const int> heights);
+
+/// One launch of all experts' tiles; what does not depend on their rows is worked out once.
+class GroupedProduct {
+  public:
+    GroupedProduct(const GemmModel&, const ProductRates&, GemmKind, std::int64_t n, std::int64_t k,
+                   ElementSizes, double extra_bytes_per_output);
+    /// Counts are over `tile_heights`.
+    /// @param seconds  [ranks]; 0 where there are no rows
+    void times(const RowCounts&, std::span<double> seconds) const;
+
+  private:
+    struct TileCost {
+        std::size_t height = 0;     // of tile_heights
+        double rows = 1, columns = 1;  // tiles beside each other; rows: of a weight gradient
+        double flops = 0, rate = 1;
+    };
+    const GemmModel& model_;
+    ProductRates rates_;
+    GemmKind kind_;
+    double n_, k_;
+    ElementSizes element_;
+    double extra_;
+    std::vector<TileCost> tiles_;
+};
 Seconds grouped_product_time(const GemmModel&, const ProductRates&, GemmKind, const GroupedGemm&,
                              ElementSizes, double extra_bytes_per_output);
 

@@ -9,30 +9,13 @@
 
 #include "profiler/curve_index.hpp"
 #include "profiler/gemm_model.hpp"
+#include "profiler/kernel_source.hpp"
+#include "profiler/modelled_time.hpp"
 #include "profiler/profile.hpp"
 #include "profiler/work_floor.hpp"
 
 namespace moeplan {
 namespace {
-
-const EfficiencyTable kNoTable;
-
-const EfficiencyTable& table_of(const Profile& profile, int kernel, Precision precision) {
-    if (!profile.index) return kNoTable;
-    const auto& by_precision = profile.index->tables[static_cast<std::size_t>(kernel)];
-    const EfficiencyTable& own = by_precision[static_cast<std::size_t>(precision)];
-    if (!own.lines.empty()) return own;
-    // fp16 and bf16 run on the same units at the same rate wherever both exist; mxfp8 at fp8's.
-    const auto same_rate = [&](Precision other) -> const EfficiencyTable& {
-        return peak_of(profile.roofline, other) == peak_of(profile.roofline, precision)
-                   ? by_precision[static_cast<std::size_t>(other)]
-                   : kNoTable;
-    };
-    if (precision == Precision::fp16) return same_rate(Precision::bf16);
-    if (precision == Precision::bf16) return same_rate(Precision::fp16);
-    if (precision == Precision::mxfp8) return same_rate(Precision::fp8);
-    return own;
-}
 
 /// Of an attention backward that no curve was measured for.
 double backward_efficiency(const Profile& profile) {
@@ -49,94 +32,6 @@ Seconds stated_time(const Roofline& roofline, Seconds compute, Seconds memory,
 
 double gemm_efficiency(const Roofline& roofline, double depth) {
     return roofline.gemm_efficiency * depth / (depth + roofline.gemm_half_depth);
-}
-
-/// Curves of the same product under its other names, where its own was not measured: a gradient is
-/// a product too.
-struct GemmSource {
-    const EfficiencyTable* table = &kNoTable;
-    std::array<double, 3> shape{};
-};  ///< m, n, k to look up under
-
-GemmSource gemm_source(const Profile& profile, const KernelName& kernel, Precision precision,
-                       double m, double n, double k) {
-    const EfficiencyTable& own = table_of(profile, kernel.index, precision);
-    if (!own.lines.empty()) return {&own, {m, n, k}};
-    static const int forward = kernel_named("gemm").index,
-                     grouped = kernel_named("grouped_gemm").index;
-    const Product product = product_of(kernel.gemm, m, n, k);
-    if (kernel.family == KernelFamily::grouped_gemm) {
-        const EfficiencyTable& same = table_of(profile, grouped, precision);
-        if (!same.lines.empty() && kernel.gemm != GemmKind::weight_gradient)
-            return {&same, {product.rows, product.columns, product.depth}};
-    }
-    return {&table_of(profile, forward, precision), {product.rows, product.columns, product.depth}};
-}
-
-const ResidualSurface kNoSurface;
-
-/// The table of this precision, or of the 16-bit one: narrow formats have tables of inference
-/// kernels at best, and training's are held to run as bf16's do, at their own rate.
-const ResidualSurface& surface_of(const std::array<ResidualSurface, kNumPrecisions>& surfaces,
-                                  Precision precision) {
-    for (const Precision candidate : {precision, Precision::bf16, Precision::fp16})
-        if (const auto& own = surfaces[static_cast<std::size_t>(candidate)]; !own.empty())
-            return own;
-    return kNoSurface;
-}
-
-/// A model's time, corrected.
-PricedTime corrected(const ResidualSurface& surface, std::array<double, 3> shape, Seconds model,
-                     bool same_precision) {
-    for (double& size : shape) size = std::log2(size);
-    const bool known = same_precision && surface.covers(shape);
-    return {model * surface.ratio(shape), known ? Basis::published : Basis::roofline};
-}
-
-const CurveIndex kNoCurves;
-const CurveIndex& curves_of(const Profile& profile) {
-    return profile.index ? *profile.index : kNoCurves;
-}
-
-bool has_own(const ResidualSurface& surface,
-             const std::array<ResidualSurface, kNumPrecisions>& surfaces, Precision precision) {
-    if (&surface == &surfaces[static_cast<std::size_t>(precision)]) return true;
-    return precision == Precision::fp16 || precision == Precision::bf16;
-}
-
-/// What long training runs hold: of every product by `sustained`; of narrow ones by their share of
-/// it too, which is the narrow rate's alone, so that they are never slower than 16-bit ones.
-ProductRates training_rates(const Profile& profile, Precision precision) {
-    const double own = sustained(profile, precision), wide = sustained(profile, Precision::bf16);
-    ProductRates rates = product_rates(profile.roofline, precision, wide);
-    rates.narrow = rates.narrow > 1 ? std::max(1.0, rates.narrow * own / wide) : 1;
-    return rates;
-}
-
-PricedTime modelled_gemm(const Profile& profile, const KernelName& kernel, Precision precision,
-                         const Product& product) {
-    const auto& surfaces = curves_of(profile).products;
-    const ResidualSurface& surface = surface_of(surfaces, precision);
-    const Seconds model =
-        product_time(*profile.roofline.gemm_model, training_rates(profile, precision), product,
-                     gemm_elements(precision), extra_output_bytes(kernel.gemm, precision));
-    return corrected(surface, {product.rows, product.columns, product.depth}, model,
-                     has_own(surface, surfaces, precision));
-}
-
-/// All experts' tiles fill the GPU as one product of as many rows does, and are corrected as it is.
-PricedTime modelled_grouped(const Profile& profile, const KernelName& kernel, Precision precision,
-                            const GroupedGemm& shape, double rows, double active) {
-    const auto& surfaces = curves_of(profile).products;
-    const ResidualSurface& surface = surface_of(surfaces, precision);
-    const Seconds model = grouped_product_time(
-        *profile.roofline.gemm_model, training_rates(profile, precision), kernel.gemm, shape,
-        gemm_elements(precision), extra_output_bytes(kernel.gemm, precision));
-    const double n = static_cast<double>(shape.n), k = static_cast<double>(shape.k);
-    const Product one = product_of(kernel.gemm, rows / active, n, k);
-    const PricedTime priced = corrected(surface, {one.rows * active, one.columns, one.depth}, model,
-                                        has_own(surface, surfaces, precision));
-    return {priced.time, std::max(priced.basis, Basis::published)};
 }
 
 PricedTime gemm_time(const Profile& profile, const KernelName& kernel, Precision precision,
@@ -214,8 +109,14 @@ PricedTime grouped_time(const Profile& profile, const KernelName& kernel, Precis
     const Roofline& roofline = profile.roofline;
     const double n = static_cast<double>(shape.n), k = static_cast<double>(shape.k);
     const GemmSource source = gemm_source(profile, kernel, precision, 1, n, k);
-    if (source.table->lines.empty() && roofline.gemm_model)
-        return modelled_grouped(profile, kernel, precision, shape, rows, active);
+    if (source.table->lines.empty() && roofline.gemm_model) {
+        PricedTime priced;
+        const ModelledGrouped model(profile, kernel, precision, shape.n, shape.k);
+        model.times(count_rows(shape.m, shape.m.size(), tile_heights(*roofline.gemm_model)),
+                    {&priced.time.value, 1});
+        priced.basis = model.basis(rows, active);
+        return priced;
+    }
     if (!source.table->lines.empty() && roofline.num_sms <= 1)
         return expert_by_expert(profile, kernel, precision, shape, source);
 
@@ -278,16 +179,14 @@ PricedTime attention_time(const Profile& profile, const KernelName& kernel, Prec
     const EfficiencyTable& table = own.lines.empty() ? table_of(profile, forward, precision) : own;
     const double s = static_cast<double>(shape.sequence);
     if (table.lines.empty() && roofline.attention_model) {
-        const auto& surfaces = curves_of(profile).attention;
-        const ResidualSurface& surface = surface_of(surfaces, precision);
         const Seconds model = attention_model_time(
             *roofline.attention_model,
             product_rates(roofline, precision, sustained(profile, precision)), shape,
             roofline.memory_efficiency, work, kernel.backward ? backward_efficiency(profile) : 1);
-        return corrected(surface,
-                         {s, static_cast<double>(shape.batch * shape.num_heads),
-                          static_cast<double>(shape.head_size)},
-                         model, has_own(surface, surfaces, precision));
+        return attention_correction(profile, precision)
+            .of({s, static_cast<double>(shape.batch * shape.num_heads),
+                 static_cast<double>(shape.head_size)},
+                model);
     }
     if (!table.lines.empty()) {
         const NearLines near =
@@ -310,23 +209,19 @@ PricedTime streamed_time(const Profile& profile, const KernelName& kernel, Preci
                          const Streamed& shape) {
     if (!(shape.moved.value > 0)) return {};
     const Roofline& roofline = profile.roofline;
-    const Seconds floor = shape.moved / roofline.memory_bandwidth;
-    const double training =
-        profile.host_overlap > 0 ? profile.calibration[Constant::memory_training] : 1;
-    static const int generic = kernel_named("streamed").index;
-    const EfficiencyTable& own = table_of(profile, kernel.index, precision);
-    const EfficiencyTable& table = own.lines.empty() ? table_of(profile, generic, precision) : own;
+    const double training = memory_training(profile);
+    const EfficiencyTable& table = streamed_table(profile, kernel, precision);
     if (!table.lines.empty()) {
+        const Seconds floor = shape.moved / roofline.memory_bandwidth;
         double log_width = 0;
-        if (kernel.by_width && !own.lines.empty())
+        if (kernel.by_width && &table == &table_of(profile, kernel.index, precision))
             log_width = shape.width > 0 ? std::log(static_cast<double>(shape.width))
                                         : 0.5 * (table.low[0] + table.high[0]);
         const Efficiency efficiency =
             efficiency_along(near_lines(table, {log_width, 0}), std::log(shape.moved.value));
         return {floor / (efficiency.value * training), efficiency.basis};
     }
-    return {floor / (roofline.memory_efficiency * training) + roofline.kernel_overhead,
-            Basis::roofline};
+    return {stated_streamed(roofline, training, shape.moved), Basis::roofline};
 }
 
 }  // namespace

@@ -3,9 +3,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <numeric>
+#include <optional>
 
+#include "profiler/row_kernel.hpp"
 #include "profiler/work_floor.hpp"
 #include "simulator/software_state.hpp"
 #include "simulator/step_graph.hpp"
@@ -55,16 +56,6 @@ struct Pricer {
     PricedTime price(const KernelCall& call) const {
         return adjusted(call, kernel_time(profile, call.kernel, precision_of(call), call.shape));
     }
-    PricedTime price_rows(const KernelCall& call, std::span<const std::uint32_t> rows,
-                          double sum) const {
-        if (sum <= 0) return {Seconds{0}, Basis::measured};
-        if (const auto* grouped = std::get_if<GroupedGemm>(&call.shape))
-            return adjusted(call, kernel_time(profile, call.kernel, precision_of(call),
-                                              GroupedGemm{rows, grouped->n, grouped->k}));
-        const Streamed& row = std::get<Streamed>(call.shape);
-        return adjusted(call, kernel_time(profile, call.kernel, precision_of(call),
-                                          Streamed{row.moved * sum, row.width}));
-    }
 
     /// The kernels of a job as one matrix over host and device.
     void add_host(JobPrice& price, const Work& work, const std::vector<double>& seconds) const {
@@ -80,6 +71,41 @@ struct Pricer {
         price.mixed = std::max(0.0, all.mixed);
         if (work.syncs > 0) price.sync = work.syncs * host.per_sync.value + work.host.value;
         if (work.sync_first) price.sync_first = host.per_sync.value;
+    }
+};
+
+/// Calls of a work whose rows differ from rank to rank, ready to be priced again and again.
+struct RowCalls {
+    struct Call {
+        std::size_t index = 0;  // in the work's calls
+        RowKernel kernel;
+    };
+    std::vector<Call> calls;
+    RowCalls(const Pricer& pricer, const Work& work) {
+        for (std::size_t c = 0; c < work.calls.size(); ++c)
+            if (const KernelCall& call = work.calls[c]; call.per_row)
+                calls.push_back(
+                    {c, {pricer.profile, call.kernel, pricer.precision_of(call), call.shape}});
+    }
+};
+
+/// Ranks of a lane, those with the same rows as the one before them told once: they cost the same.
+struct RankRows {
+    std::vector<std::uint32_t> rows;   // [distinct, experts_per_rank]
+    std::vector<std::size_t> of_rank;  // [width] → distinct
+    ExpertRows distinct;
+
+    RankRows(const Profile& profile, const ExpertLoads& loads, std::size_t width) {
+        const auto each = static_cast<std::size_t>(loads.experts_per_rank);
+        rows.reserve(width * each);
+        for (std::size_t r = 0; r < width; ++r) {
+            const auto first = loads.rows.begin() + static_cast<std::ptrdiff_t>(r * each),
+                       last = first + static_cast<std::ptrdiff_t>(each);
+            if (r == 0 || !std::equal(first, last, first - static_cast<std::ptrdiff_t>(each)))
+                rows.insert(rows.end(), first, last);
+            of_rank.push_back(rows.size() / each - 1);
+        }
+        distinct = expert_rows(profile, rows, each);
     }
 };
 
@@ -124,60 +150,72 @@ JobPrices price_jobs(const StepGraph& graph, const StepCase& step) {
             plain[w].by_basis[static_cast<std::size_t>(priced.basis)] += calls[w].back();
         }
 
-    /// Of the calls that work on rows, on ranks with the same rows.
-    struct RowSeconds {
-        double sum = 0;
-        std::vector<double> calls;
-        std::array<double, 4> basis{};
-    };
-    std::vector<double> rank_seconds(width);
-    for (const Job& job : graph.jobs) {
+    // Jobs on the same rows one after another: what is counted of the rows serves them all.
+    std::vector<std::uint32_t> order(graph.jobs.size());
+    std::iota(order.begin(), order.end(), 0u);
+    std::stable_sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
+        return graph.jobs[a].loads < graph.jobs[b].loads;
+    });
+    std::vector<std::optional<RowCalls>> row_calls(graph.works.size());
+    std::optional<RankRows> ranks;
+    std::int32_t ranks_of = -1;
+    std::vector<double> rank_seconds(width), sums, seconds;
+    prices.jobs.resize(graph.jobs.size());
+    for (const std::uint32_t j : order) {
+        const Job& job = graph.jobs[j];
         const Work& work = graph.works[job.work];
-        JobPrice price = plain[job.work];
-        if (job.loads >= 0) {
-            const ExpertLoads& loads = graph.loads[job.loads];
-            const int per_rank = loads.experts_per_rank;
-            std::fill(rank_seconds.begin(), rank_seconds.end(), price.device);
-            const RowSeconds* slowest = nullptr;
-            bool alike = true;
-            // equal rows cost the same: ranks of one class are priced once
-            std::map<std::vector<std::uint32_t>, RowSeconds> classes;
-            for (std::size_t r = 0; r < width; ++r) {
-                const std::span<const std::uint32_t> rows(loads.rows.data() + r * per_rank,
-                                                          static_cast<std::size_t>(per_rank));
-                const std::vector<std::uint32_t> key(rows.begin(), rows.end());
-                auto found = classes.find(key);
-                if (found == classes.end()) {
-                    const double sum = std::accumulate(rows.begin(), rows.end(), 0.0);
-                    RowSeconds seconds;
-                    seconds.calls = calls[job.work];
-                    for (std::size_t c = 0; c < work.calls.size(); ++c) {
-                        if (!work.calls[c].per_row) continue;
-                        const PricedTime priced = pricer.price_rows(work.calls[c], rows, sum);
-                        seconds.calls[c] = priced.time.value * waiting;
-                        seconds.sum += seconds.calls[c];
-                        seconds.basis[static_cast<std::size_t>(priced.basis)] += seconds.calls[c];
-                    }
-                    found = classes.emplace(key, std::move(seconds)).first;
-                }
-                rank_seconds[r] += found->second.sum;
-                alike = alike && rank_seconds[r] == rank_seconds[0];
-                if (!slowest || found->second.sum > slowest->sum) slowest = &found->second;
-            }
-            price.device += slowest->sum;
-            price.mean_device = std::accumulate(rank_seconds.begin(), rank_seconds.end(), 0.0) /
-                                static_cast<double>(width);
-            for (std::size_t b = 0; b < 4; ++b) price.by_basis[b] += slowest->basis[b];
-            if (!alike) {
-                price.by_rank = static_cast<std::int32_t>(prices.ranks.size());
-                prices.ranks.push_back(rank_seconds);
-            }
-            pricer.add_host(price, work, slowest->calls);
-        } else {
+        JobPrice& price = prices.jobs[j];
+        price = plain[job.work];
+        if (job.loads < 0) {
             price.mean_device = price.device;
             pricer.add_host(price, work, calls[job.work]);
+            continue;
         }
-        prices.jobs.push_back(price);
+        if (ranks_of != job.loads) {
+            ranks.emplace(profile, graph.loads[job.loads], width);
+            ranks_of = job.loads;
+        }
+        if (!row_calls[job.work]) row_calls[job.work].emplace(pricer, work);
+        const auto& by_rows = row_calls[job.work]->calls;
+        const std::vector<double>& rows = ranks->distinct.counts.rows;
+        const std::size_t distinct = rows.size();
+        sums.assign(distinct, 0);
+        seconds.resize(by_rows.size() * distinct);  // [calls, distinct]
+        for (std::size_t c = 0; c < by_rows.size(); ++c) {
+            const std::span<double> here(seconds.data() + c * distinct, distinct);
+            by_rows[c].kernel.times(ranks->distinct, here);
+            const KernelCall& call = work.calls[by_rows[c].index];
+            for (std::size_t d = 0; d < distinct; ++d) {
+                if (rows[d] > 0) here[d] = pricer.adjusted(call, {Seconds{here[d]}}).time.value;
+                here[d] *= waiting;
+                sums[d] += here[d];
+            }
+        }
+        const auto slowest = static_cast<std::size_t>(
+            std::max_element(sums.begin(), sums.end()) - sums.begin());
+        bool alike = true;
+        for (std::size_t r = 0; r < width; ++r) {
+            rank_seconds[r] = price.device + sums[ranks->of_rank[r]];
+            alike = alike && rank_seconds[r] == rank_seconds[0];
+        }
+        price.device += sums[slowest];
+        price.mean_device = std::accumulate(rank_seconds.begin(), rank_seconds.end(), 0.0) /
+                            static_cast<double>(width);
+        if (!alike) {
+            price.by_rank = static_cast<std::int32_t>(prices.ranks.size());
+            prices.ranks.push_back(rank_seconds);
+        }
+        std::vector<double> of_slowest = calls[job.work];
+        std::array<double, 4> basis{};
+        for (std::size_t c = 0; c < by_rows.size(); ++c) {
+            const double time = of_slowest[by_rows[c].index] = seconds[c * distinct + slowest];
+            const Basis rests = rows[slowest] > 0
+                                    ? by_rows[c].kernel.time(ranks->distinct, slowest).basis
+                                    : Basis::measured;
+            basis[static_cast<std::size_t>(rests)] += time;
+        }
+        for (std::size_t b = 0; b < 4; ++b) price.by_basis[b] += basis[b];
+        pricer.add_host(price, work, of_slowest);
     }
     return prices;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <span>
 
 #include "core/errors.hpp"
 #include "core/text.hpp"
@@ -132,33 +133,37 @@ double stirling_rest(double k) {
     return (1.0 / 12 - (1.0 / 360 - 1.0 / 1260 / square) / square) / x;
 }
 
-/// Binomial(n, p) draws, exact: by counting geometric gaps while there are few, else by transformed
-/// rejection in a time that does not depend on n (BTRS: Hörmann, The generation of binomial random
-/// variates, J. Stat. Comput. Simul. 46, 1993).
-std::uint64_t binomial(std::uint64_t n, double p, DrawStream& draws) {
-    if (n == 0 || p <= 0) return 0;
-    if (p >= 1) return n;
-    if (p > 0.5) return n - binomial(n, 1 - p, draws);
-    const double count = static_cast<double>(n), mean = count * p;
-    if (mean < 10) {
-        // Gaps between successes are geometric: floor(log(u) / log(1 − p)) failures before each.
-        const double log_failure = std::log1p(-p);
-        std::uint64_t successes = 0;
-        double position = 0;
-        while (true) {
-            position += std::floor(-draws.exponential() / log_failure) + 1;
-            if (position > count) return successes;
-            ++successes;
-        }
-    }
-    const double spread = std::sqrt(mean * (1 - p)), b = 1.15 + 2.53 * spread,
-                 a = -0.0873 + 0.0248 * b + 0.01 * p, c = mean + 0.5, inside = 0.92 - 4.2 / b;
+/// Few successes: gaps between them are geometric, floor(log(u) / log(1 − p)) failures before each.
+std::uint64_t binomial_by_gaps(std::uint64_t n, double p, DrawStream& draws) {
+    const double count = static_cast<double>(n), log_failure = std::log1p(-p);
+    std::uint64_t successes = 0;
+    double position = 0;
     while (true) {
-        const double u = draws.uniform() - 0.5, v = draws.uniform(), edge = 0.5 - std::abs(u);
-        const double k = std::floor((2 * a / edge + b) * u + c);
-        if (edge >= 0.07 && v <= inside) return static_cast<std::uint64_t>(k);
-        if (!(k >= 0 && k <= count)) continue;
-        // one in seven comes this far
+        position += std::floor(-draws.exponential() / log_failure) + 1;
+        if (position > count) return successes;
+        ++successes;
+    }
+}
+
+/// Transformed rejection in a time that does not depend on n (BTRS: Hörmann, The generation of
+/// binomial random variates, J. Stat. Comput. Simul. 46, 1993). p ≤ 1/2, n·p ≥ 10.
+struct Btrs {
+    double count, p, mean, spread, b, a, c, inside;
+    Btrs(double n, double share)
+        : count(n),
+          p(share),
+          mean(count * p),
+          spread(std::sqrt(mean * (1 - p))),
+          b(1.15 + 2.53 * spread),
+          a(-0.0873 + 0.0248 * b + 0.01 * p),
+          c(mean + 0.5),
+          inside(0.92 - 4.2 / b) {}
+
+    /// Whether a draw outside of the quick region is taken: one in seven comes this far.
+    bool takes(double u, double v, double edge, double& k) const {
+        k = std::floor((2 * a / edge + b) * u + c);
+        if (edge >= 0.07 && v <= inside) return true;
+        if (!(k >= 0 && k <= count)) return false;
         const double alpha = (2.83 + 5.1 / b) * spread, mode = std::floor((count + 1) * p),
                      odds = p / (1 - p);
         const double bound = (mode + 0.5) * std::log((mode + 1) / (odds * (count - mode + 1))) +
@@ -166,9 +171,38 @@ std::uint64_t binomial(std::uint64_t n, double p, DrawStream& draws) {
                              (k + 0.5) * std::log(odds * (count - k + 1) / (k + 1)) +
                              stirling_rest(mode) + stirling_rest(count - mode) - stirling_rest(k) -
                              stirling_rest(count - k);
-        if (std::log(v * alpha / (a / (edge * edge) + b)) <= bound)
-            return static_cast<std::uint64_t>(k);
+        return std::log(v * alpha / (a / (edge * edge) + b)) <= bound;
     }
+};
+[[gnu::noinline]] std::uint64_t btrs_rest(const Btrs& law, double u, double v, double edge,
+                                          DrawStream& draws) {
+    double k = 0;
+    while (!law.takes(u, v, edge, k)) {
+        u = draws.uniform() - 0.5, v = draws.uniform(), edge = 0.5 - std::abs(u);
+    }
+    return static_cast<std::uint64_t>(k);
+}
+
+/// Binomial(n, p) draws, exact: by counting gaps while there are few, else by rejection. The first
+/// try, which six of seven draws take, is short enough that the processor begins the next draw
+/// before this one is done.
+inline std::uint64_t binomial(std::uint64_t n, double p, DrawStream& draws) {
+    if (n == 0 || p <= 0) return 0;
+    if (p >= 1) return n;
+    const bool failures = p > 0.5;
+    if (failures) p = 1 - p;
+    std::uint64_t successes;
+    if (static_cast<double>(n) * p < 10) {
+        successes = binomial_by_gaps(n, p, draws);
+    } else {
+        const Btrs law(static_cast<double>(n), p);
+        const double u = draws.uniform() - 0.5, v = draws.uniform(), edge = 0.5 - std::abs(u);
+        // Here the draw is above −0.5 (mean ≥ 10), so that cutting digits is rounding down.
+        successes = edge >= 0.07 && v <= law.inside
+                        ? static_cast<std::uint64_t>((2 * law.a / edge + law.b) * u + law.c)
+                        : btrs_rest(law, u, v, edge, draws);
+    }
+    return failures ? n - successes : successes;
 }
 
 /// Laws that know no documents: one set of shares a layer, for every token.
@@ -303,25 +337,58 @@ TraceStep synthetic_step(const RoutingLaw& law, const SynthesisShape& s, Seed se
     return out;
 }
 
-void add_multinomial(std::uint64_t n, const ExpertShares& shares, DrawStream& draws,
-                     std::uint32_t* counts, std::uint64_t most) {
-    // What rounding leaves over goes to the last expert that can be chosen at all.
-    std::size_t end = shares.size();
-    while (end > 1 && !(shares[end - 1] > 0)) --end;
-    double left = 1;
-    for (std::size_t e = 0; e < end && n > 0; ++e) {
-        const bool last = e + 1 == end;
-        std::uint64_t c =
-            last ? n : binomial(n, left > 0 ? std::min(1.0, shares[e] / left) : 1.0, draws);
+namespace {
+
+/// Shares one after another: of the draws that the experts before it left, each takes a binomial.
+class ShareChain {
+  public:
+    explicit ShareChain(const ExpertShares& shares) : end_(shares.size()) {
+        // What rounding leaves over goes to the last expert that can be chosen at all.
+        while (end_ > 1 && !(shares[end_ - 1] > 0)) --end_;
+        double left = 1;
+        for (std::size_t e = 0; e < end_; ++e) {
+            of_left_.push_back(left > 0 ? std::min(1.0, shares[e] / left) : 1.0);
+            left -= shares[e];
+        }
+    }
+    std::size_t size() const { return end_; }
+    /// Of n draws that reach expert e, those that it takes; no expert more than `most`.
+    std::uint64_t take(std::size_t e, std::uint64_t n, std::uint64_t most,
+                       DrawStream& draws) const {
+        std::uint64_t c = e + 1 == end_ ? n : binomial(n, of_left_[e], draws);
         if (n > most) {  // the experts after this one must be able to take the rest
-            const std::uint64_t others = end - 1 - e;
+            const std::uint64_t others = end_ - 1 - e;
             const std::uint64_t room = others > n / most ? n : others * most;
             c = std::min(std::max(c, n - std::min(n, room)), most);
         }
-        counts[e] += static_cast<std::uint32_t>(c);
-        n -= c;
-        left -= shares[e];
+        return c;
     }
+
+  private:
+    std::size_t end_;
+    std::vector<double> of_left_;
+};
+
+/// `add_multinomial` of every stream, as many draws each. Side by side, because they do not wait
+/// for one another.
+/// @param counts  [streams, stride]
+void add_multinomials(std::uint64_t n, const ShareChain& chain, std::span<DrawStream> streams,
+                      std::uint32_t* counts, std::size_t stride, std::uint64_t most) {
+    std::vector<std::uint64_t> left(streams.size(), n);
+    for (std::size_t e = 0; e < chain.size(); ++e)
+        for (std::size_t i = 0; i < streams.size(); ++i) {
+            if (left[i] == 0) continue;
+            const std::uint64_t c = chain.take(e, left[i], most, streams[i]);
+            counts[i * stride + e] += static_cast<std::uint32_t>(c);
+            left[i] -= c;
+        }
+}
+
+}  // namespace
+
+void add_multinomial(std::uint64_t n, const ExpertShares& shares, DrawStream& draws,
+                     std::uint32_t* counts, std::uint64_t most) {
+    add_multinomials(n, ShareChain(shares), {&draws, 1}, counts, 0, most);
 }
 
 RoutingLoads synthetic_loads(const RoutingLaw& law, const SynthesisShape& s, Seed seed, int step,
@@ -421,12 +488,12 @@ PlacedLoads synthetic_placed_loads(const RoutingLaw& law, const SynthesisShape& 
                                 static_cast<std::uint64_t>(s.num_moe_heads),
                         chosen = static_cast<std::uint64_t>(s.top_k);
     const Seed layer = derive(seed, "places", static_cast<std::uint64_t>(moe_layer));
-    for (std::size_t source = 0; source < sources; ++source) {
-        DrawStream draws(derive(
+    std::vector<DrawStream> streams;
+    for (std::size_t source = 0; source < sources; ++source)
+        streams.emplace_back(derive(
             layer, "source", sequence_number(s, step, micro_batch, static_cast<int>(source), 0)));
-        add_multinomial(units * chosen, of_place, draws, out.traffic.data() + source * places,
-                        units * std::min<std::uint64_t>(chosen, each));
-    }
+    add_multinomials(units * chosen, ShareChain(of_place), streams, out.traffic.data(), places,
+                     units * std::min<std::uint64_t>(chosen, each));
     for (std::size_t first = 0; first < sources; first += block) {
         DrawStream draws(derive(layer, "experts",
                                 sequence_number(s, step, micro_batch, static_cast<int>(first), 0)));

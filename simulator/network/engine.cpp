@@ -70,50 +70,65 @@ NetworkEngine::Timer FillEngine::after(Seconds delay, Then then) {
     return timer;
 }
 
-void FillEngine::post(std::uint64_t id, const Exchange& exchange, const ExchangeStage& stage) {
-    if (!per_flow_) {
-        // Advancing at rate 1 it takes stage.transfer; a link then carries load/transfer of its
-        // bandwidth.
-        uses_.clear();
-        for (const LinkLoad& load : stage.loads)
-            uses_.push_back(
-                {load.link, load.bytes / (graph_.links[load.link].bandwidth * exchange.efficiency) /
-                                stage.transfer});
-        links_.add(uses_, stage.transfer.value, exchange.weight, id);
-        return;
+void CollectiveEngine::post(std::uint64_t id, const Exchange& exchange,
+                            const ExchangeStage& stage) {
+    // Advancing at rate 1 it takes stage.transfer; a link then carries load/transfer of its
+    // bandwidth.
+    uses_.clear();
+    for (const LinkLoad& load : stage.loads)
+        uses_.push_back(
+            {load.link, load.bytes / (graph_.links[load.link].bandwidth * exchange.efficiency) /
+                            stage.transfer});
+    links_.add(uses_, stage.transfer.value, exchange.weight, id);
+}
+
+void CollectiveEngine::finish(double time) {
+    owners_.clear();
+    links_.take_finished(time, owners_);
+    for (const auto id : owners_) {
+        counts_.flows_finished += playing_.at(id).pending;
+        end_stage(id);
     }
+}
+
+namespace {
+
+std::vector<double> bandwidths(const LinkGraph& graph) {
+    std::vector<double> out;
+    for (const Link& link : graph.links) out.push_back(link.bandwidth.value);
+    return out;
+}
+
+}  // namespace
+
+FluidEngine::FluidEngine(const LinkGraph& graph) : FillEngine(graph), flows_(bandwidths(graph)) {}
+
+void FluidEngine::post(std::uint64_t id, const Exchange& exchange, const ExchangeStage& stage) {
     for (const Flow& flow : stage.flows) {
         route_.clear();
         graph_.append_route(static_cast<int>(flow.source), static_cast<int>(flow.destination),
                             route_);
-        uses_.clear();
-        for (const auto link : route_)
-            uses_.push_back({link, 1 / graph_.links[link].bandwidth.value});
-        links_.add(uses_, flow.bytes.value / exchange.efficiency, exchange.weight, id);
+        flows_.add(route_, flow.bytes.value / exchange.efficiency, exchange.weight, id);
     }
 }
 
+void FluidEngine::finish(double time) {
+    owners_.clear();
+    flows_.take_finished(time, owners_);
+    for (const auto id : owners_) flow_finished(id);
+}
+
 void FillEngine::run() {
-    std::vector<std::uint64_t> owners;
     while (true) {
-        links_.settle(now_);
+        settle(now_);
         while (!due_.empty() && !timers_.count(due_.top().timer)) due_.pop();  // cancelled
         const double timer =
             due_.empty() ? std::numeric_limits<double>::infinity() : due_.top().time;
-        const double finish = links_.next_finish();
-        if (timer == std::numeric_limits<double>::infinity() && finish == timer) break;
-        now_ = std::max(now_, std::min(timer, finish));
-        if (finish <= timer) {
-            owners.clear();
-            links_.take_finished(now_, owners);
-            for (const auto id : owners) {
-                if (per_flow_) {
-                    flow_finished(id);
-                } else {
-                    counts_.flows_finished += playing_.at(id).pending;
-                    end_stage(id);
-                }
-            }
+        const double soonest = next_finish();
+        if (timer == std::numeric_limits<double>::infinity() && soonest == timer) break;
+        now_ = std::max(now_, std::min(timer, soonest));
+        if (soonest <= timer) {
+            finish(now_);
         } else {
             // All that are due at this instant, before shares are settled again.
             while (!due_.empty() && due_.top().time <= now_) {
@@ -134,9 +149,9 @@ void FillEngine::run() {
 std::unique_ptr<NetworkEngine> make_engine(NetworkModel model, const LinkGraph& graph) {
     switch (model) {
         case NetworkModel::closed_form:
-            return std::make_unique<FillEngine>(graph, false);
+            return std::make_unique<CollectiveEngine>(graph);
         case NetworkModel::fluid:
-            return std::make_unique<FillEngine>(graph, true);
+            return std::make_unique<FluidEngine>(graph);
         case NetworkModel::simgrid:
             return make_simgrid_engine(graph);
     }

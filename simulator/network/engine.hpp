@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "simulator/network.hpp"
+#include "simulator/network/flow_shares.hpp"
 #include "simulator/network/shared_links.hpp"
 
 namespace moeplan {
@@ -45,21 +46,25 @@ class StagedEngine : public NetworkEngine {
     Counts counts_;
 };
 
-/// Timers and shares of links in one loop: the closed form (a collective is one entity) and the
-/// fluid model (each flow is one).
+/// Timers and shares of links in one loop. Derived engines say whose shares: a collective's as a
+/// whole (the closed form), or each flow's (the fluid model).
 class FillEngine : public StagedEngine {
   public:
-    FillEngine(const LinkGraph& graph, bool per_flow)
-        : StagedEngine(graph), per_flow_(per_flow), links_(graph.links.size()) {}
+    explicit FillEngine(const LinkGraph& graph) : StagedEngine(graph) {}
 
     Seconds now() const override { return {now_}; }
     Timer after(Seconds delay, Then then) override;
     void cancel(Timer timer) override { timers_.erase(timer); }
     void run() override;
 
-  private:
-    void post(std::uint64_t id, const Exchange& exchange, const ExchangeStage& stage) override;
+  protected:
+    virtual void settle(double now) = 0;
+    virtual double next_finish() = 0;
+    virtual void finish(double time) = 0;  ///< ends what finishes at `time`
 
+    std::vector<std::uint64_t> owners_;  // scratch
+
+  private:
     struct Due {
         double time;
         Timer timer;
@@ -67,13 +72,38 @@ class FillEngine : public StagedEngine {
             return time != other.time ? time > other.time : timer > other.timer;
         }
     };
-    bool per_flow_;
     double now_ = 0;
-    SharedLinks links_;
     Timer next_timer_ = 0;
     std::unordered_map<Timer, Then> timers_;
     std::priority_queue<Due, std::vector<Due>, std::greater<>> due_;
+};
+
+class CollectiveEngine final : public FillEngine {
+  public:
+    explicit CollectiveEngine(const LinkGraph& graph)
+        : FillEngine(graph), links_(graph.links.size()) {}
+
+  private:
+    void post(std::uint64_t id, const Exchange& exchange, const ExchangeStage& stage) override;
+    void settle(double now) override { links_.settle(now); }
+    double next_finish() override { return links_.next_finish(); }
+    void finish(double time) override;
+
+    SharedLinks links_;
     std::vector<SharedLinks::Use> uses_;
+};
+
+class FluidEngine final : public FillEngine {
+  public:
+    explicit FluidEngine(const LinkGraph& graph);
+
+  private:
+    void post(std::uint64_t id, const Exchange& exchange, const ExchangeStage& stage) override;
+    void settle(double now) override { flows_.settle(now); }
+    double next_finish() override { return flows_.next_finish(); }
+    void finish(double time) override;
+
+    FlowShares flows_;
     std::vector<std::uint32_t> route_;
 };
 

@@ -21,6 +21,9 @@ GroupWays::GroupWays(const LinkGraph& graph, std::vector<int> ranks)
         place_.push_back(static_cast<int>(members_[index].size()));
         members_[index].push_back(static_cast<int>(r));
     }
+    for (std::size_t r = 0; r < n; ++r)
+        for (const auto& there : members_)
+            forwarder_.push_back(there[static_cast<std::size_t>(place_[r]) % there.size()]);
     latency_.resize(n * n);
     there_.first.assign(1, 0);
     back_.first.assign(1, 0);
@@ -52,11 +55,6 @@ GroupWays::GroupWays(const LinkGraph& graph, std::vector<int> ranks)
         }
     for (Ways* ways : {&there_, &back_})
         for (auto& link : ways->links) link = index[link];
-}
-
-int GroupWays::forwarder(int rank, int domain) const {
-    const auto& there = members_[domain];
-    return there[static_cast<std::size_t>(place_[rank]) % there.size()];
 }
 
 std::vector<LinkLoad> GroupWays::loads(std::span<const double> bytes, bool back) const {

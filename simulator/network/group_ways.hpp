@@ -16,9 +16,12 @@ class GroupWays {
 
     int num_ranks() const { return static_cast<int>(ranks_.size()); }
     int num_domains() const { return static_cast<int>(members_.size()); }
+    const std::vector<int>& domains() const { return domain_; }  ///< [n]
     int domain(int rank) const { return domain_[rank]; }  ///< counted from 0 in the group's order
     /// Where a rank's tokens for a domain enter it (`forwarding_rank`).
-    int forwarder(int rank, int domain) const;
+    int forwarder(int rank, int domain) const {
+        return forwarder_[static_cast<std::size_t>(rank) * members_.size() + domain];
+    }
     Seconds latency(int source, int destination) const {
         return latency_[static_cast<std::size_t>(source) * ranks_.size() + destination];
     }
@@ -35,6 +38,7 @@ class GroupWays {
     const LinkGraph& graph_;
     std::vector<int> ranks_, domain_, place_;
     std::vector<std::vector<int>> members_;  // [domains] ranks
+    std::vector<int> forwarder_;             // [n, domains]
     std::vector<Seconds> latency_;           // [n, n]
     std::vector<std::uint32_t> links_;       // that any way uses, ascending
     Ways there_, back_;

@@ -205,6 +205,115 @@ TEST(AllToAll, TwoLevelWithoutDuplicatesSendsATokenOnceANode) {
     EXPECT_TRUE(close(time_of(graph, call), 4e6 / 50e9));
 }
 
+TEST(AllToAll, PairwiseWaitsForTheSlowestOfEachRound) {
+    // 4 ranks, rank i sends i + 1 MB to each: every round's slowest part is rank 3's 4 MB. Three
+    // rounds of α + 4 MB/β.
+    const LinkGraph graph = build_link_graph(plain_cluster(1, 4, 2_us));
+    TrafficMatrix traffic(4);
+    for (int s = 0; s < 4; ++s)
+        for (int d = 0; d < 4; ++d) traffic.at(s, d) = 1_MB * (s + 1);
+    const CollectiveCall call{
+        Collective::all_to_all, first_gpus(4), {}, Algorithm::pairwise, &traffic};
+    const double expected = 3 * (2e-6 + 4e6 / 450e9);
+    EXPECT_TRUE(close(time_of(graph, call), expected));
+    for (const auto model : {NetworkModel::closed_form, NetworkModel::fluid, NetworkModel::simgrid})
+        EXPECT_TRUE(close(play_alone(model, graph, make_exchange(graph, call)).value, expected,
+                          kFlowEngines))
+            << name_of(model);
+}
+
+TEST(AllToAll, TwoLevelWaitsForOneHopOfEachLevel) {
+    // 2 nodes × 4, α_up = 2 us, α_out = 5 us, 1 MB a pair: a NIC carries its GPU's 4 MB for the
+    // other node. 5 + 2 us + 4 MB/(50 GB/s); NVLink: 3 local and 3 forwarded parts.
+    auto cluster = plain_cluster(2, 4, 2_us);
+    cluster.scale_out.latency = 5_us;
+    const LinkGraph graph = build_link_graph(cluster);
+    EXPECT_TRUE(close(
+        time_of(graph, {Collective::all_to_all, first_gpus(8), 8_MB, Algorithm::two_level}),
+        7e-6 + 4e6 / 50e9));
+}
+
+TEST(Broadcast, IsOneTripOfThePayloadAlongTheRing) {
+    // (n−1)α + S/β: pipelined, so every hop carries S once
+    const LinkGraph graph = build_link_graph(plain_cluster(1, 8, 2_us));
+    EXPECT_TRUE(close(time_of(graph, {Collective::broadcast, first_gpus(8), 90_MB}),
+                      7 * 2e-6 + 90e6 / 450e9));
+}
+
+TEST(Hierarchical, GatheringIsHalfOfReducingAndGathering) {
+    // m = 4, N = 8: NVLink 3/4 · S/β_up, NIC 7/8 · S/(4·β_out); latencies 3·α_up + 7·α_out.
+    // S = 100 MB: 167 us and 437.5 us.
+    auto cluster = plain_cluster(8, 4, 2_us);
+    cluster.scale_out.latency = 5_us;
+    const LinkGraph graph = build_link_graph(cluster);
+    for (const auto kind : {Collective::all_gather, Collective::reduce_scatter})
+        EXPECT_TRUE(close(
+            time_of(graph, {kind, first_gpus(32), 100_MB, Algorithm::hierarchical}),
+            3 * 2e-6 + 7 * 5e-6 + std::max(0.75 * 100e6 / 450e9, 7.0 / 8 * 100e6 / 4 / 50e9)));
+    EXPECT_TRUE(close(
+        time_of(graph, {Collective::all_reduce, first_gpus(32), 100_MB, Algorithm::hierarchical}),
+        2 * (3 * 2e-6 + 7 * 5e-6 + 7.0 / 8 * 100e6 / 4 / 50e9)));
+}
+
+/// nccl-tests' table at both fidelities: alone on its links a collective takes the same in both.
+TEST(CollectiveTable, IsTheSameAtBothFidelities) {
+    const LinkGraph graph = build_link_graph(plain_cluster(2, 8, 2_us));
+    for (const auto kind : {Collective::all_reduce, Collective::all_gather,
+                            Collective::reduce_scatter, Collective::all_to_all,
+                            Collective::broadcast}) {
+        const auto table = [&](Fidelity fidelity) {
+            return collective_table(graph, kind, Algorithm::automatic, first_gpus(16),
+                                    {1_MB, 64_MB}, {}, fidelity, nullptr);
+        };
+        const auto closed = table(Fidelity::closed_form), flow = table(Fidelity::flow);
+        EXPECT_EQ(closed.engine, "closed_form");
+        EXPECT_EQ(flow.engine, "simgrid");
+        for (std::size_t i = 0; i < 2; ++i) {
+            EXPECT_TRUE(close(flow.rows[i].time.value, closed.rows[i].time.value, kFlowEngines))
+                << name_of(kind);
+            EXPECT_EQ(flow.rows[i].algorithm, closed.rows[i].algorithm);
+        }
+    }
+}
+
+/// What a switch takes in it hands out: over any fabric and group, bytes up equal bytes down, and
+/// every NIC's bytes out are some NIC's bytes in.
+TEST(Collectives, NoByteIsLostOrMadeOnTheWay) {
+    DrawStream draws{Seed{23}};
+    for (int trial = 0; trial < 60; ++trial) {
+        auto cluster = plain_cluster(1 + static_cast<int>(draws.below(4)), 8);
+        auto& rails = std::get<RailFatTree>(std::get<Fabric>(cluster.topology).scale_out);
+        rails.num_nics = draws.below(2) == 0 ? 8 : 4;
+        rails.pxn = draws.below(2) == 0;
+        rails.nodes_per_leaf = static_cast<int>(draws.below(3));
+        const LinkGraph graph = build_link_graph(cluster);
+        std::vector<int> group;
+        for (int gpu = 0; gpu < graph.num_gpus; ++gpu)
+            if (draws.below(3) > 0) group.push_back(gpu);
+        if (group.size() < 2) continue;
+        for (const auto kind : {Collective::all_reduce, Collective::all_gather,
+                                Collective::reduce_scatter, Collective::all_to_all,
+                                Collective::broadcast}) {
+            const Exchange exchange = make_exchange(graph, {kind, group, 64_MB});
+            double up = 0, down = 0, out = 0, in = 0, spine_up = 0, spine_down = 0;
+            for (const ExchangeStage& stage : exchange.stages)
+                for (const LinkLoad& load : stage.loads) {
+                    const std::string& name = graph.links[load.link].name;
+                    const auto ends = [&](const char* what) { return name.ends_with(what); };
+                    (ends("nvlink-up")     ? up
+                     : ends("nvlink-down") ? down
+                     : ends("spine-up")    ? spine_up
+                     : ends("spine-down")  ? spine_down
+                     : ends("/up")         ? out
+                                           : in) += load.bytes.value;
+                }
+            EXPECT_TRUE(close(up, down)) << exchange.what;
+            EXPECT_TRUE(close(out, in)) << exchange.what;
+            EXPECT_TRUE(close(spine_up, spine_down)) << exchange.what;
+        }
+    }
+}
+
 TEST(Folding, KeepsTheLoadOfEveryLinkAndMakesFlowsFew) {
     // 8 nodes × 8: 64 · 63 = 4,032 messages. Kept: to a GPU from the same rail of 7 other nodes, 64
     // · 7; within a node 64 · 7.
