@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <cassert>
 #include <cmath>
+#include <functional>
+#include <limits>
+#include <span>
 
 #include "core/errors.hpp"
 #include "core/seed.hpp"
@@ -45,7 +48,12 @@ struct RoutingModel::Source {
         return demand.tokens_per_source * moe.num_moe_heads;
     }
     void open(const TraceReader& trace);
+    void each_unit(int layer, int micro_batch,
+                   const std::function<void(int, std::span<const std::uint16_t>)>& visit) const;
     RoutingLoads window_loads(int layer, int micro_batch) const;
+    void count_copies(int layer, int micro_batch, int num_places,
+                      const std::vector<int>& domain_of_place, PlacedLoads& out) const;
+    std::uint32_t capacity_of(const MoeFeedForward& moe) const;
     SynthesisShape shape_of(int layer, int micro_batch) const;
     RoutingLoads law_loads(int layer, int micro_batch) const;
 };
@@ -125,32 +133,89 @@ void RoutingModel::Source::open(const TraceReader& trace) {
                                : ", cut into the micro-batches of each rank"));
 }
 
-RoutingLoads RoutingModel::Source::window_loads(int layer, int micro_batch) const {
+/// Real tokens of each rank, drawn anew for another seed: samples of a Monte Carlo see other
+/// windows.
+/// @param visit  (source, choices of one unit)
+void RoutingModel::Source::each_unit(
+    int layer, int micro_batch,
+    const std::function<void(int, std::span<const std::uint16_t>)>& visit) const {
     const MoeFeedForward& moe = layers[layer];
-    RoutingLoads out{demand.num_sources, moe.num_experts,
-                     std::vector<std::uint32_t>(
-                         static_cast<std::size_t>(demand.num_sources) * moe.num_experts, 0)};
     const auto& chosen = ids[static_cast<std::size_t>(layer) % ids.size()];
-    const std::size_t slots = static_cast<std::size_t>(moe.num_moe_heads) * moe.top_k;
-    // A window of real tokens for each rank, drawn anew for another seed: samples of a Monte Carlo
-    // see other windows.
+    const auto heads = static_cast<std::size_t>(moe.num_moe_heads),
+               k = static_cast<std::size_t>(moe.top_k);
     const auto shift = static_cast<std::int64_t>(draw(seed, "trace window") %
                                                  static_cast<std::uint64_t>(trace_tokens));
     for (int source = 0; source < demand.num_sources; ++source) {
-        std::uint32_t* row =
-            out.sub_tokens.data() + static_cast<std::size_t>(source) * moe.num_experts;
         std::int64_t token =
             (shift + (static_cast<std::int64_t>(micro_batch) * demand.num_sources + source) *
                          demand.tokens_per_source) %
             trace_tokens;
         for (std::int64_t t = 0; t < demand.tokens_per_source; ++t) {
-            const std::uint16_t* choice = chosen.data() + static_cast<std::size_t>(token) * slots;
-            for (std::size_t j = 0; j < slots; ++j)
-                if (choice[j] != kNotRouted) ++row[choice[j]];
+            for (std::size_t h = 0; h < heads; ++h)
+                visit(source, {chosen.data() + (static_cast<std::size_t>(token) * heads + h) * k, k});
             if (++token == trace_tokens) token = 0;
         }
     }
+}
+
+RoutingLoads RoutingModel::Source::window_loads(int layer, int micro_batch) const {
+    const auto experts = static_cast<std::size_t>(layers[layer].num_experts);
+    RoutingLoads out{demand.num_sources, layers[layer].num_experts,
+                     std::vector<std::uint32_t>(
+                         static_cast<std::size_t>(demand.num_sources) * experts, 0)};
+    each_unit(layer, micro_batch, [&](int source, std::span<const std::uint16_t> choices) {
+        std::uint32_t* row = out.sub_tokens.data() + static_cast<std::size_t>(source) * experts;
+        for (const auto expert : choices)
+            if (expert != kNotRouted) ++row[expert];
+    });
     return out;
+}
+
+/// Units that go to each place, and to each domain of places, at least once. What is beyond an
+/// expert's capacity does not go.
+void RoutingModel::Source::count_copies(int layer, int micro_batch, int num_places,
+                                        const std::vector<int>& domain_of_place,
+                                        PlacedLoads& out) const {
+    const MoeFeedForward& moe = layers[layer];
+    const auto places = static_cast<std::size_t>(num_places),
+               experts = static_cast<std::size_t>(moe.num_experts), each = experts / places,
+               sources = static_cast<std::size_t>(demand.num_sources);
+    std::size_t domains = 1;
+    for (const int domain : domain_of_place)
+        domains = std::max(domains, static_cast<std::size_t>(domain) + 1);
+    out.copies.assign(sources * places, 0);
+    out.domain_copies.assign(sources * domains, 0);
+    const std::uint32_t capacity = capacity_of(moe);
+    std::vector<std::uint32_t> taken(experts, 0);
+    std::vector<std::uint64_t> seen(places, 0), seen_domain(domains, 0);
+    std::uint64_t unit = 0;
+    int last = -1;
+    each_unit(layer, micro_batch, [&](int source, std::span<const std::uint16_t> choices) {
+        if (source != last) std::fill(taken.begin(), taken.end(), 0u);
+        last = source;
+        ++unit;
+        for (const auto expert : choices) {
+            if (expert == kNotRouted || taken[expert] >= capacity) continue;
+            ++taken[expert];
+            const std::size_t place = expert / each;
+            if (seen[place] == unit) continue;
+            seen[place] = unit;
+            ++out.copies[static_cast<std::size_t>(source) * places + place];
+            const auto domain =
+                domain_of_place.empty() ? 0 : static_cast<std::size_t>(domain_of_place[place]);
+            if (seen_domain[domain] == unit) continue;
+            seen_domain[domain] = unit;
+            ++out.domain_copies[static_cast<std::size_t>(source) * domains + domain];
+        }
+    });
+}
+
+/// ⌈f·T·k/E⌉ of each source; later tokens are dropped.
+std::uint32_t RoutingModel::Source::capacity_of(const MoeFeedForward& moe) const {
+    if (!moe.capacity_factor) return std::numeric_limits<std::uint32_t>::max();
+    return static_cast<std::uint32_t>(
+        std::ceil(*moe.capacity_factor * static_cast<double>(units(moe) * moe.top_k) /
+                  moe.num_experts));
 }
 
 SynthesisShape RoutingModel::Source::shape_of(int layer, int micro_batch) const {
@@ -232,10 +297,7 @@ RoutingLoads RoutingModel::loads(int moe_layer, int micro_batch) const {
                                         : source_->law_loads(moe_layer, micro_batch);
     const MoeFeedForward& moe = source_->layers[moe_layer];
     if (moe.capacity_factor && source_->law.kind != "token_drop") {
-        // ⌈f·T·k/E⌉ of each source; later tokens are dropped
-        const auto capacity = static_cast<std::uint32_t>(
-            std::ceil(*moe.capacity_factor * static_cast<double>(source_->units(moe) * moe.top_k) /
-                      moe.num_experts));
+        const std::uint32_t capacity = source_->capacity_of(moe);
         for (auto& count : out.sub_tokens)
             count = source_->padded ? capacity : std::min(count, capacity);
     }
@@ -243,14 +305,20 @@ RoutingLoads RoutingModel::loads(int moe_layer, int micro_batch) const {
 }
 
 PlacedLoads RoutingModel::placed_loads(int moe_layer, int micro_batch, int num_places,
-                                       int sources_per_block) const {
+                                       int sources_per_block,
+                                       const std::vector<int>& domain_of_place) const {
     const RoutingLaw& law = source_->law;
     const bool free_choice = !source_->windows && !source_->layers[moe_layer].capacity_factor;
     if (free_choice && (law.kind == "multinomial" || law.kind == "zipf" || law.kind == "hot"))
         return synthetic_placed_loads(law, source_->shape_of(moe_layer, micro_batch), source_->seed,
                                       0, moe_layer, micro_batch, num_places, sources_per_block);
-    return placed(loads(moe_layer, micro_batch), num_places, sources_per_block);
+    PlacedLoads out = placed(loads(moe_layer, micro_batch), num_places, sources_per_block);
+    if (knows_tokens())
+        source_->count_copies(moe_layer, micro_batch, num_places, domain_of_place, out);
+    return out;
 }
+
+bool RoutingModel::knows_tokens() const { return source_->windows && !source_->padded; }
 
 bool RoutingModel::same_everywhere() const {
     return !source_->windows && source_->law.kind == "balanced";

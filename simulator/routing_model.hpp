@@ -39,8 +39,11 @@ class RoutingModel {
 
     /// The same as expert-parallel ranks see it. Where nothing is recorded or cut to a capacity it
     /// is drawn in that form (traces/routing_law.hpp): the same law as `loads`, other draws of it.
-    PlacedLoads placed_loads(int moe_layer, int micro_batch, int num_places,
-                             int sources_per_block) const;
+    /// Recorded tokens also tell how many copies travel.
+    /// @param domain_of_place  [num_places] counted from 0; empty: all in one
+    PlacedLoads placed_loads(int moe_layer, int micro_batch, int num_places, int sources_per_block,
+                             const std::vector<int>& domain_of_place = {}) const;
+    bool knows_tokens() const;  ///< choices of single tokens, and not only their counts
 
     bool same_everywhere()
         const;  ///< every layer of equal shape and every micro-batch alike (balanced)

@@ -13,6 +13,7 @@
 #include "model/op_counts.hpp"
 #include "model/stage_layers.hpp"
 #include "simulator/layer_passes.hpp"
+#include "simulator/link_graph.hpp"
 #include "simulator/routing_model.hpp"
 #include "simulator/step_order.hpp"
 
@@ -94,6 +95,43 @@ std::vector<std::vector<int>> exchange_groups(const StepGraph& graph, const Para
     return groups;
 }
 
+namespace {
+
+/// `power` of each, side by side.
+void to_powers(std::vector<double>& values, int n) {
+    std::vector<double> out(values.size(), 1);
+    for (; n > 0; n >>= 1) {
+        if (n & 1)
+            for (std::size_t i = 0; i < values.size(); ++i) out[i] *= values[i];
+        for (double& x : values) x *= x;
+    }
+    values = std::move(out);
+}
+
+}  // namespace
+
+std::vector<int> domains_in_order(const std::vector<int>& ranks,
+                                  const std::function<int(int)>& domain_of) {
+    std::vector<int> seen, out;
+    for (const int rank : ranks) {
+        const int domain = domain_of(rank);
+        const auto at = std::find(seen.begin(), seen.end(), domain);
+        out.push_back(static_cast<int>(at - seen.begin()));
+        if (at == seen.end()) seen.push_back(domain);
+    }
+    return out;
+}
+
+double units_to_domain(const ExpertLoads& loads, std::size_t source, int domain, int num_domains,
+                       bool counted, double rows) {
+    if (counted && !loads.domain_copies.empty())
+        return loads.domain_copies[source * static_cast<std::size_t>(num_domains) +
+                                   static_cast<std::size_t>(domain)];
+    const double units = static_cast<double>(loads.units),
+                 q = units > 0 ? std::min(1.0, rows / (units * loads.top_k)) : 0;
+    return units * (1 - power(1 - q, loads.top_k));
+}
+
 std::vector<double> all_to_all_bytes(const StepGraph& graph, const ParallelLayout& layout,
                                      const ExchangeDemand& demand, Dispatcher dispatcher,
                                      int group) {
@@ -102,26 +140,32 @@ std::vector<double> all_to_all_bytes(const StepGraph& graph, const ParallelLayou
     const int groups_in_lane = graph.width / ep;  // every replica's loads are the lane's
     const int local = group % groups_in_lane, block = local / etp, offset = local % etp;
     std::vector<double> bytes(static_cast<std::size_t>(ep) * ep, 0);
+    const double units = static_cast<double>(loads.units);
+    std::vector<double> rows(static_cast<std::size_t>(ep)), elsewhere(rows.size());
     for (int source = 0; source < ep; ++source) {
         const int w = block * ep * etp + source * etp + offset;
-        for (int place = 0; place < ep; ++place) {
-            if (place == source) continue;
-            double rows = loads.traffic[static_cast<std::size_t>(w) * ep + place];
-            if (dispatcher == Dispatcher::deduplicating && loads.units > 0 && loads.top_k > 1) {
-                // A unit with several experts at one place travels once. From counts alone: k
-                // independent choices, each going there with share q, so 1 − (1−q)^k of the units
-                // travel.
-                const double q =
-                    std::min(1.0, rows / (static_cast<double>(loads.units) * loads.top_k));
-                rows = static_cast<double>(loads.units) * (1 - power(1 - q, loads.top_k));
-            } else if (dispatcher == Dispatcher::all_gather) {
-                rows = static_cast<double>(loads.units);  // every unit goes everywhere
-            }
-            const std::size_t at = demand.to_experts
-                                       ? static_cast<std::size_t>(source) * ep + place
-                                       : static_cast<std::size_t>(place) * ep + source;
-            bytes[at] = rows * demand.payload.value;
+        const std::uint32_t* sent = loads.traffic.data() + static_cast<std::size_t>(w) * ep;
+        for (int place = 0; place < ep; ++place) rows[place] = sent[place];
+        // A unit with several experts at one place travels once.
+        if (dispatcher == Dispatcher::deduplicating && !loads.copies.empty()) {
+            const std::uint32_t* copies = loads.copies.data() + static_cast<std::size_t>(w) * ep;
+            for (int place = 0; place < ep; ++place) rows[place] = copies[place];
+        } else if (dispatcher == Dispatcher::deduplicating && loads.units > 0 && loads.top_k > 1) {
+            // From counts alone: k independent choices, each going there with share q, so
+            // 1 − (1−q)^k of the units travel.
+            for (int place = 0; place < ep; ++place)
+                elsewhere[place] = 1 - std::min(1.0, rows[place] / (units * loads.top_k));
+            to_powers(elsewhere, loads.top_k);
+            for (int place = 0; place < ep; ++place) rows[place] = units * (1 - elsewhere[place]);
+        } else if (dispatcher == Dispatcher::all_gather) {
+            std::fill(rows.begin(), rows.end(), units);  // every unit goes everywhere
         }
+        rows[source] = 0;
+        const std::size_t first = demand.to_experts ? static_cast<std::size_t>(source) * ep
+                                                    : static_cast<std::size_t>(source),
+                          stride = demand.to_experts ? 1 : static_cast<std::size_t>(ep);
+        for (int place = 0; place < ep; ++place)
+            bytes[first + stride * place] = rows[place] * demand.payload.value;
     }
     return bytes;
 }
@@ -138,6 +182,8 @@ ExpertLoads lane_loads(PlacedLoads placed, const ParallelLayout& layout, const M
     out.top_k = moe.top_k;
     const int per_rank = out.experts_per_rank = moe.num_experts / ep;
     out.traffic = std::move(placed.traffic);
+    out.copies = std::move(placed.copies);
+    out.domain_copies = std::move(placed.domain_copies);
     out.rows.reserve(static_cast<std::size_t>(width) * per_rank);
     for (int rank = 0; rank < width; ++rank) {
         const auto first =
@@ -261,11 +307,24 @@ class Builder {
                 : 0;
     }
 
+    void place_domains() {
+        std::vector<int> first;  // the first expert group
+        for (int place = 0; place < step_.layout.expert_parallel_size; ++place)
+            first.push_back(place * step_.layout.expert_tensor_parallel_size);
+        const auto* imported =
+            std::get_if<std::shared_ptr<const LinkGraph>>(&step_.cluster.topology);
+        const int size = imported ? 0 : gpus_per_domain(step_.cluster);
+        graph_.place_domain = domains_in_order(first, [&](int rank) {
+            return imported ? (*imported)->domain[static_cast<std::size_t>(rank)] : rank / size;
+        });
+    }
+
     void routing() {
         const ParallelLayout& l = step_.layout;
         const LayerShapes shapes(step_);
         RoutingDemand demand{graph_.width, shapes.routed_tokens, step_.schedule.sequence_length};
         routing_.emplace(step_.model, step_.routing, demand, step_.seed);
+        place_domains();
         std::map<int, int> of_shape;  // even routing: one set of loads for layers of one shape
         std::vector<const MoeFeedForward*> seen;
         int moe_layer = 0;
@@ -289,7 +348,8 @@ class Builder {
                     graph_.loads.push_back(lane_loads(
                         routing_->placed_loads(
                             moe_layer, m, l.expert_parallel_size,
-                            l.expert_parallel_size * l.expert_tensor_parallel_size),
+                            l.expert_parallel_size * l.expert_tensor_parallel_size,
+                            graph_.place_domain),
                         l, *moe, shapes.routed_tokens * moe->num_moe_heads, graph_.width));
                     table.push_back(static_cast<std::int32_t>(graph_.loads.size() - 1));
                     imbalance += imbalance_of(graph_.loads.back()) / micro_batches;
@@ -830,8 +890,10 @@ class Builder {
         if (step_.schedule.dispatcher == Dispatcher::deduplicating &&
             step_.layout.expert_parallel_size > 1)
             graph_.assumptions.push_back(
-                "copies that the dispatcher saves are estimated from counts, as if a token's "
-                "choices were independent");
+                routing_->knows_tokens()
+                    ? "copies that the dispatcher saves are counted from the recorded tokens"
+                    : "copies that the dispatcher saves are estimated from counts, as if a "
+                      "token's choices were independent");
         if (step_.model.num_mtp_layers > 0)
             graph_.assumptions.push_back(
                 "a multi-token-prediction module is priced as one more layer of the last kind with "

@@ -8,6 +8,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -89,6 +90,9 @@ struct ExpertLoads {
         rows;  ///< [width, experts_per_rank] of the rank's experts, from all its sources
     std::vector<std::uint32_t>
         traffic;  ///< [width, expert_parallel_size] rows that a source sends to each expert place
+    /// [width, expert_parallel_size], [width, domains] units that a source sends to a place, to a
+    /// domain (`StepGraph::place_domain`), at least once; empty: not known, to be estimated.
+    std::vector<std::uint32_t> copies, domain_copies;
     std::int64_t units = 0;  ///< routed units (sub-tokens) of one source
     int top_k = 1;
 };
@@ -145,6 +149,8 @@ struct StepGraph {
         replicas = 1;  ///< ranks of a stage = width · replicas; stages are contiguous
     std::vector<double>
         load_imbalance;  ///< [num_moe_layers] mean over micro-batches of max / mean rows by rank
+    std::vector<int> place_domain;  ///< [expert_parallel_size] NVLink domain of each place of an
+                                    ///< expert group, counted from 0 in the group's order
     std::vector<std::string> assumptions, folded;
     double communication_share = 0;  ///< of the SMs, while an overlapped exchange lasts
 };
@@ -157,6 +163,15 @@ StepGraph build_step_graph(const StepCase&);
 /// in group order. send_recv: [pairs] of {source, destination}.
 std::vector<std::vector<int>> exchange_groups(const StepGraph&, const ParallelLayout&,
                                               const ExchangeDemand&);
+/// Domains of these ranks, counted from 0 in their order.
+/// @param domain_of  of each GPU
+std::vector<int> domains_in_order(const std::vector<int>& ranks,
+                                  const std::function<int(int)>& domain_of);
+/// Units that one source of a group sends to a domain at least once: counted where the loads know,
+/// else estimated as 1 − (1−q)^k of them, q the share of its choices that goes there.
+/// @param rows  of all its choices there
+double units_to_domain(const ExpertLoads&, std::size_t source, int domain, int num_domains,
+                       bool counted, double rows);
 /// x to a whole power, by multiplications alone.
 constexpr double power(double x, int n) {
     double out = 1;

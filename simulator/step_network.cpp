@@ -97,20 +97,24 @@ Exchange StepNetwork::group_exchange(const ExchangeDemand& demand, const std::ve
         const int ep = step_.layout.expert_parallel_size,
                   etp = step_.layout.expert_tensor_parallel_size, in_lane = graph_.width / ep;
         const int block = group % in_lane / etp, offset = group % in_lane % etp;
+        const std::vector<int> domain =
+            domains_in_order(ranks, [&](int rank) { return links_.domain[rank]; });
+        const bool counted = domain == graph_.place_domain;
+        const int num_domains = static_cast<int>(domains.size());
         for (int s = 0; s < n; ++s) {
             const int w = block * ep * etp + s * etp + offset;
-            for (const int domain : domains) {
-                if (domain == links_.domain[ranks[s]]) continue;
-                double rows = 0;
-                int any = -1;
-                for (int d = 0; d < n; ++d)
-                    if (links_.domain[ranks[d]] == domain)
-                        rows += loads.traffic[static_cast<std::size_t>(w) * ep + d], any = d;
-                const double units = static_cast<double>(loads.units),
-                             q = units > 0 ? std::min(1.0, rows / (units * loads.top_k)) : 0;
-                once.at(s, forwarding_rank(links_, ranks, s, any)) +=
-                    Bytes{units * (1 - power(1 - q, loads.top_k)) * demand.payload.value};
+            std::vector<double> rows(domains.size());
+            std::vector<int> any(domains.size(), -1);
+            for (int d = 0; d < n; ++d) {
+                rows[domain[d]] += loads.traffic[static_cast<std::size_t>(w) * ep + d];
+                any[domain[d]] = d;
             }
+            for (int other = 0; other < num_domains; ++other)
+                if (other != domain[s])
+                    once.at(s, forwarding_rank(links_, ranks, s, any[other])) +=
+                        Bytes{units_to_domain(loads, static_cast<std::size_t>(w), other,
+                                              num_domains, counted, rows[other]) *
+                              demand.payload.value};
         }
         call.algorithm = Algorithm::two_level;
         call.once = &once;
@@ -234,14 +238,13 @@ const StepNetwork::Traffic& StepNetwork::traffic(const ExchangeDemand& demand,
     const int ep = step_.layout.expert_parallel_size,
               etp = step_.layout.expert_tensor_parallel_size, in_lane = graph_.width / ep;
     const int block = group % in_lane / etp, offset = group % in_lane % etp;
-    const double units = static_cast<double>(loads.units);
+    const bool counted = ways->domains() == graph_.place_domain;
     Seconds out, in;
     known.bytes.assign(bytes.size(), 0);
     std::vector<double> rows(static_cast<std::size_t>(ways->num_domains()));
     for (int s = 0; s < n; ++s) {
-        const std::uint32_t* sent =
-            loads.traffic.data() +
-            static_cast<std::size_t>(block * ep * etp + s * etp + offset) * ep;
+        const auto source = static_cast<std::size_t>(block * ep * etp + s * etp + offset);
+        const std::uint32_t* sent = loads.traffic.data() + source * ep;
         std::fill(rows.begin(), rows.end(), 0.0);
         double* mine = known.bytes.data() + static_cast<std::size_t>(s) * n;
         for (int d = 0; d < n; ++d) {
@@ -256,8 +259,9 @@ const StepNetwork::Traffic& StepNetwork::traffic(const ExchangeDemand& demand,
         }
         for (int domain = 0; domain < ways->num_domains(); ++domain) {
             if (domain == ways->domain(s)) continue;
-            const double q = units > 0 ? std::min(1.0, rows[domain] / (units * loads.top_k)) : 0;
-            const double once = units * (1 - power(1 - q, loads.top_k)) * demand.payload.value;
+            const double once = units_to_domain(loads, source, domain, ways->num_domains(), counted,
+                                                rows[domain]) *
+                                demand.payload.value;
             if (!(once > 0)) continue;
             const int via = ways->forwarder(s, domain);
             mine[via] += once;

@@ -81,6 +81,11 @@ struct PlacedLoads {
     std::vector<std::uint32_t>
         traffic;                      ///< [num_sources, num_places] rows from a source to a place
     std::vector<std::uint32_t> rows;  ///< [blocks, num_experts] rows of each expert
+    /// [num_sources, num_places] units (sub-tokens) of a source with an expert at a place: the
+    /// copies that travel where a unit travels once. Empty where single choices are not known.
+    std::vector<std::uint32_t> copies;
+    /// The same by domain of places, [num_sources, num_domains].
+    std::vector<std::uint32_t> domain_copies;
 };
 /// @param num_places  divides the number of experts
 PlacedLoads placed(const RoutingLoads&, int num_places, int sources_per_block);
