@@ -25,6 +25,8 @@ std::string layout_words(const ParallelLayout& l) {
 std::string schedule_words(const StepSchedule& s) {
     std::string out = fmt::format("mbs{}", s.micro_batch_size);
     if (s.virtual_pipeline_size > 1) out += fmt::format(" vpp{}", s.virtual_pipeline_size);
+    if (s.pipeline != Pipeline::one_f_one_b && s.pipeline != Pipeline::interleaved)
+        out += " " + std::string(name_of(s.pipeline));
     out += s.recompute.full ? " full-rc" : s.recompute.modules.empty() ? "" : " sel-rc";
     if (s.sharding != Sharding::zero1) out += " " + std::string(name_of(s.sharding));
     return out;

@@ -30,7 +30,7 @@ struct SimulateWords {
     LayoutInput layout;
     RoutingInput routing;
     OutputWords output;
-    std::string profile, timeline, fidelity = "closed-form";
+    std::string profile, placement, timeline, fidelity = "closed-form";
     std::vector<std::string> stragglers, link_faults, compare;
     std::uint64_t seed = 0;
     int samples = 0;
@@ -154,6 +154,9 @@ int simulate(const SimulateWords& words) {
     step.schedule = resolved.schedule;
     step.routing = read_routing(words.routing);
     step.seed = words.seed;
+    if (!words.placement.empty())
+        step.placement = std::make_shared<const ExpertPlacement>(
+            placement_from_json(JsonReader::from_file(words.placement)));
     for (const auto& text : words.stragglers) {
         const auto [rank, factor] = with_factor("--straggler", text, 0);
         if (rank.find_first_not_of("0123456789") != std::string::npos || rank.size() > 9)
@@ -233,6 +236,10 @@ void add_simulate(CLI::App& app, Run& run) {
     add_routing_flags(*command, words->routing);
     add_output_flags(*command, words->output);
     add_seed_flag(*command, words->seed);
+    command
+        ->add_option("--placement", words->placement,
+                     "Where experts and their copies lie: a placement, or a plan made from a trace")
+        ->type_name("FILE");
     command
         ->add_option("--fidelity", words->fidelity,
                      "closed-form: milliseconds; flow: every flow shares links by itself")

@@ -336,7 +336,13 @@ class Check {
         if (vpp > 1 && pp == 1)
             broken("virtual_stages", "VPP " + text(vpp) + " without a pipeline (PP 1)", "vpp", vpp)
                 .nearest = {"1"};
-        if (vpp > 1 && pp > 1 && schedule_.pipeline != Pipeline::interleaved)
+        if (schedule_.pipeline == Pipeline::zero_bubble_v) {
+            if (pp > 1 && vpp != 2)
+                broken("zero_bubble_v",
+                       "ZB-V lays two chunks a stage out as a V (VPP 2), not " + text(vpp), "vpp",
+                       vpp)
+                    .nearest = {"2"};
+        } else if (vpp > 1 && pp > 1 && schedule_.pipeline != Pipeline::interleaved)
             broken("virtual_stages",
                    "VPP " + text(vpp) + " needs the interleaved schedule, not " +
                        std::string(name_of(schedule_.pipeline)),
@@ -345,7 +351,8 @@ class Check {
         if (schedule_.pipeline == Pipeline::interleaved && vpp == 1 && pp > 1)
             warn("virtual_stages", "an interleaved schedule with one chunk a rank is 1f1b", "vpp",
                  "1");
-        if (rules_.interleaved_needs_multiple && vpp > 1 && pp > 1 && m % pp != 0)
+        if (rules_.interleaved_needs_multiple && schedule_.pipeline != Pipeline::zero_bubble_v &&
+            vpp > 1 && pp > 1 && m % pp != 0)
             broken("micro_batches",
                    text(m) + " micro-batches are no multiple of PP " + text(pp) +
                        ", as the interleaved schedule needs" + by(),
@@ -357,6 +364,12 @@ class Check {
         if (schedule_.pipeline == Pipeline::dual_pipe && pp > 1 && m < 2 * pp)
             broken("dual_pipe", "DualPipe needs at least 2·PP micro-batches, not " + text(m),
                    "global_batch", m);
+        else if (schedule_.pipeline == Pipeline::dual_pipe && pp > 1 && m % 2 != 0)
+            broken("dual_pipe",
+                   "DualPipe feeds half of the micro-batches in at either end: " + text(m) +
+                       " are odd",
+                   "global_batch", m)
+                .figures["remainder"] = 1;
         if (pp > 1 && m < pp)
             warn("micro_batches",
                  text(m) + " micro-batches for " + text(pp) + " stages: most of the step is bubble",

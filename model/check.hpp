@@ -60,9 +60,12 @@ std::vector<Finding> check_layout(const ModelSpec&, const ParallelLayout&, const
                                   int world_size);
 
 /// @param hot_rank_load  load of the busiest expert rank over the mean (1 = balanced)
+/// @param expert_copies  experts that a rank holds, over its equal part (more where some have
+/// copies)
 /// @return one entry a stage, [pipeline_parallel_size]
 std::vector<StageMemory> memory_by_stage(const ModelSpec&, const ParallelLayout&,
-                                         const StepSchedule&, double hot_rank_load = 1);
+                                         const StepSchedule&, double hot_rank_load = 1,
+                                         double expert_copies = 1);
 
 /// Invalid if a rule is broken; else out of memory if a stage exceeds the limit (of one GPU; empty:
 /// unknown); else valid.

@@ -119,7 +119,7 @@ const std::vector<LayoutFlag>& layout_flags() {
     static const std::vector<LayoutFlag> flags = {
         {"tp", "tensor parallel size"},
         {"pp", "pipeline parallel size"},
-        {"vpp", "chunks a pipeline rank holds (interleaved schedule)"},
+        {"vpp", "chunks a pipeline rank holds (interleaved schedule; zero_bubble_v: 2)"},
         {"ep", "expert parallel size"},
         {"etp", "expert tensor parallel size (silent: Megatron takes TP, others 1)"},
         {"cp", "context parallel size"},
@@ -127,7 +127,7 @@ const std::vector<LayoutFlag>& layout_flags() {
         {"micro_batch", "sequences of one micro-batch"},
         {"global_batch", "sequences of one step"},
         {"seq", "tokens of a sequence"},
-        {"schedule", "gpipe, 1f1b, interleaved, zero_bubble or dual_pipe"},
+        {"schedule", "gpipe, 1f1b, interleaved, zero_bubble, zero_bubble_v or dual_pipe"},
         {"stage_layers", "layers of each stage, with commas (with --vpp: of each chunk)"},
         {"pipeline_layout", "a Megatron layout string, as Et|(tt|)*30mL"},
         {"recompute", "none, selective or full"},
@@ -145,6 +145,10 @@ const std::vector<LayoutFlag>& layout_flags() {
         {"overlap_tensor", "overlap tensor parallel transfers with their GEMMs", true},
         {"overlap_experts", "overlap dispatch and combine with another micro-batch's compute",
          true},
+        {"overlap_shared_experts", "overlap dispatch and combine with the shared experts' compute",
+         true},
+        {"communication_sms", "SMs that an exchange takes from kernels beside it (silent: as the "
+                              "software does)"},
         {"framework",
          "NAME[@VERSION], whose rules and defaults apply (megatron-core, megatron-bridge, "
          "deepspeed, torchtitan, vllm …)"},
@@ -236,6 +240,12 @@ ResolvedLayout resolve_layout(const LayoutWords& given, const ModelSpec& model,
     layout.expert_parallel_size = words.number("ep", 1);
     schedule.virtual_pipeline_size = words.number("vpp", 1);
     layout.pipeline_parallel_size = words.number("pp", 1);
+    const bool v_shape = words.find("schedule") &&
+                         words.choice("schedule", Pipeline::one_f_one_b) == Pipeline::zero_bubble_v;
+    if (v_shape && !words.find("vpp") && layout.pipeline_parallel_size > 1) {
+        schedule.virtual_pipeline_size = 2;
+        assume(out, "vpp", "2", "zero_bubble_v lays two chunks a stage out as a V");
+    }
 
     // A layout string says how many chunks there are; with only one of pp and vpp given, it says
     // the other.
@@ -434,6 +444,9 @@ ResolvedLayout resolve_layout(const LayoutWords& given, const ModelSpec& model,
     schedule.overlap.parameters = words.on("overlap_parameters", true);
     schedule.overlap.tensor = words.on("overlap_tensor", false);
     schedule.overlap.experts = words.on("overlap_experts", false);
+    schedule.overlap.shared_experts = words.on("overlap_shared_experts", false);
+    if (words.find("communication_sms"))
+        schedule.overlap.communication_sms = words.number("communication_sms", 0, 1, 1024);
     schedule.dispatcher = words.choice("dispatcher", Dispatcher::all_to_all);
     return out;
 }
@@ -460,6 +473,9 @@ Json to_json(const StepSchedule& schedule) {
     out["overlap_parameters"] = schedule.overlap.parameters;
     out["overlap_tensor"] = schedule.overlap.tensor;
     out["overlap_experts"] = schedule.overlap.experts;
+    if (schedule.overlap.shared_experts) out["overlap_shared_experts"] = true;
+    if (schedule.overlap.communication_sms > 0)
+        out["communication_sms"] = schedule.overlap.communication_sms;
     const SoftwareState& software = schedule.software;
     if (!software.framework.empty())
         out["framework"] =

@@ -158,7 +158,7 @@ LayerActivations layer_activations(const ModelSpec& model, const LayerSpec& laye
 
 std::vector<std::vector<int>> passes_in_flight(const ParallelLayout& layout,
                                                const StepSchedule& schedule) {
-    const int pp = layout.pipeline_parallel_size, vpp = schedule.virtual_pipeline_size,
+    const int pp = layout.pipeline_parallel_size, vpp = num_chunks(layout, schedule),
               m = schedule.num_micro_batches;
     std::vector<std::vector<int>> out(static_cast<std::size_t>(pp),
                                       std::vector<int>(static_cast<std::size_t>(vpp), 0));
@@ -170,8 +170,19 @@ std::vector<std::vector<int>> passes_in_flight(const ParallelLayout& layout,
                 schedule.pipeline == Pipeline::interleaved)
                 passes = std::min(m, pp - rank);
             if (schedule.pipeline == Pipeline::zero_bubble) passes = std::min(m, pp);
-            if (schedule.pipeline == Pipeline::dual_pipe) passes = std::min(m, pp + 1);
             chunks[0] = passes;
+            continue;
+        }
+        if (schedule.pipeline == Pipeline::dual_pipe) {
+            // p + 1 of both directions
+            chunks[0] = std::min(m - m / 2, pp - rank);
+            chunks[1] = std::min(m / 2, rank + 1);
+            continue;
+        }
+        if (schedule.pipeline == Pipeline::zero_bubble_v && vpp == 2) {
+            // 2p passes of half a stage, on every stage: fewer of the chunk that lies further on
+            chunks[0] = std::min(m, 2 * pp - 1 - rank);
+            chunks[1] = std::min(m, rank + 1);
             continue;
         }
         // Warm-up of the interleaved schedule: pp micro-batches of chunk 0, pp of chunk 1 …
@@ -191,7 +202,8 @@ std::vector<std::vector<int>> passes_in_flight(const ParallelLayout& layout,
 }
 
 std::vector<StageMemory> memory_by_stage(const ModelSpec& model, const ParallelLayout& layout,
-                                         const StepSchedule& schedule, double hot_rank_load) {
+                                         const StepSchedule& schedule, double hot_rank_load,
+                                         double expert_copies) {
     const FrameworkRules& rules = framework_rules(schedule.software.framework);
     if (rules.name == "moeplan")
         return trainer_memory_by_stage(model, layout, schedule, hot_rank_load);
@@ -207,6 +219,9 @@ std::vector<StageMemory> memory_by_stage(const ModelSpec& model, const ParallelL
 
     const auto chunks = stage_chunks(static_cast<int>(model.layers.size()), layout, schedule);
     const auto in_flight = passes_in_flight(layout, schedule);
+    const int last = schedule.pipeline == Pipeline::dual_pipe
+                         ? pp - 1
+                         : pp * std::max(1, schedule.virtual_pipeline_size) - 1;
     const double norm = model.norm == Norm::layer ? 2 * d : d;
     const double vocabulary = std::ceil(model.vocab_size / tp);
     const double a = fp32 ? 4 : 2;
@@ -215,7 +230,9 @@ std::vector<StageMemory> memory_by_stage(const ModelSpec& model, const ParallelL
     const double split = schedule.sequence_parallel ? tokens / tp : tokens;
 
     const auto layer_cost = [&](const LayerSpec& layer, const LayerParameters& whole) {
-        return layer_on_rank(model, layer, whole, layout);
+        RankParameters one = layer_on_rank(model, layer, whole, layout);
+        one.expert *= expert_copies;
+        return one;
     };
 
     std::vector<StageMemory> out;
@@ -226,13 +243,13 @@ std::vector<StageMemory> memory_by_stage(const ModelSpec& model, const ParallelL
                       layout.data_parallel_size;
         RankParameters held, largest;  // of the stage; of its largest layer
         Bytes working, dispatch;       // what one layer needs while it is recomputed; its exchange
-        std::vector<int> stages = {stage};
-        if (schedule.pipeline == Pipeline::dual_pipe && pp > 1 && pp - 1 - stage != stage)
-            stages.push_back(pp - 1 - stage);  // both ends of the two pipelines
-        for (const int part : stages) {
-            const auto s = static_cast<std::size_t>(part);
-            const auto mine = static_cast<std::size_t>(stage);
-            for (std::size_t c = 0; c < chunks[s].size(); ++c)
+        const auto s = static_cast<std::size_t>(stage);
+        bool has_table = false;
+        for (std::size_t c = 0; c < chunks[s].size(); ++c)
+            has_table = has_table || virtual_stage(schedule.pipeline, pp, stage,
+                                                   static_cast<int>(c)) == 0;
+        for (std::size_t c = 0; c < chunks[s].size(); ++c) {
+            const int part = virtual_stage(schedule.pipeline, pp, stage, static_cast<int>(c));
                 for (int i = chunks[s][c].first; i < chunks[s][c].first + chunks[s][c].count; ++i) {
                     const LayerSpec& layer = model.layers[static_cast<std::size_t>(i)];
                     const RankParameters one = layer_cost(layer, layer_parameters(model, layer));
@@ -240,12 +257,9 @@ std::vector<StageMemory> memory_by_stage(const ModelSpec& model, const ParallelL
                     if (one.dense + one.expert > largest.dense + largest.expert) largest = one;
                     const LayerActivations activations =
                         layer_activations(model, layer, layout, schedule, hot_rank_load);
-                    // Two pipelines share the passes of a DualPipe rank.
                     memory.activations +=
                         activations.kept *
-                        (static_cast<double>(
-                             in_flight[mine][std::min(c, in_flight[mine].size() - 1)]) /
-                         static_cast<double>(stages.size()));
+                        static_cast<double>(in_flight[s][std::min(c, in_flight[s].size() - 1)]);
                     if (schedule.recompute.full)
                         working = std::max(working, activations.all);
                     else if (schedule.recompute.modules.count("moe"))
@@ -255,10 +269,10 @@ std::vector<StageMemory> memory_by_stage(const ModelSpec& model, const ParallelL
             if (part == 0)
                 held.dense +=
                     (vocabulary + (model.learned_positions ? model.max_sequence_length : 0)) * d;
-            if (part == pp - 1) {
+            if (part == last) {
                 held.dense += norm;
-                if (!model.tied_embeddings || pp > 1)
-                    held.dense += vocabulary * d;  // tied: the last stage has a copy of the table
+                // tied: a last stage that has not the first layers too has a copy of the table
+                if (!model.tied_embeddings || !has_table) held.dense += vocabulary * d;
                 double heads = 1;
                 if (model.num_mtp_layers > 0) {
                     LayerSpec layer = model.layers.back();
@@ -271,7 +285,7 @@ std::vector<StageMemory> memory_by_stage(const ModelSpec& model, const ParallelL
                         memory.activations += activations.kept;
                     }
                     heads += model.num_mtp_layers;
-                    if (pp > 1) held.dense += vocabulary * d;  // MTP embeds the next tokens
+                    if (!has_table) held.dense += vocabulary * d;  // MTP embeds the next tokens
                 }
                 // Logits of one micro-batch: in the training format, and in fp32 for the loss and
                 // its gradient; input and output of the last norm.

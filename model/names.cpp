@@ -30,6 +30,8 @@ const EnumNames<Pipeline>& enum_names<Pipeline>() {
                                               {Pipeline::one_f_one_b, "1f1b"},
                                               {Pipeline::interleaved, "interleaved"},
                                               {Pipeline::zero_bubble, "zero_bubble"},
+                                              {Pipeline::zero_bubble_v, "zero_bubble_v"},
+                                              {Pipeline::zero_bubble_v, "zb_v"},
                                               {Pipeline::dual_pipe, "dual_pipe"}};
     return names;
 }

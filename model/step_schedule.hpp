@@ -12,7 +12,14 @@
 
 namespace moeplan {
 
-enum class Pipeline : std::uint8_t { gpipe, one_f_one_b, interleaved, zero_bubble, dual_pipe };
+enum class Pipeline : std::uint8_t {
+    gpipe,
+    one_f_one_b,
+    interleaved,
+    zero_bubble,    ///< ZB-H1
+    zero_bubble_v,  ///< ZB-V: two chunks a stage, laid out as a V
+    dual_pipe       ///< from both ends of the pipeline, each stage a copy of two stages' layers
+};
 enum class Sharding : std::uint8_t { none, zero1, zero2, zero3 };
 enum class Dispatcher : std::uint8_t { all_gather, all_to_all, deduplicating };
 
@@ -23,8 +30,10 @@ struct Recompute {
     bool operator==(const Recompute&) const = default;
 };
 struct Overlap {
-    bool gradients = true, parameters = true, tensor = false, experts = false;
-    int communication_sms = 20;
+    bool gradients = true, parameters = true, tensor = false;
+    bool experts = false;  ///< dispatch and combine travel while another micro-batch computes
+    int communication_sms = 0;    ///< held by a collective while it lasts; 0: as the software does
+    bool shared_experts = false;  ///< dispatch and combine travel while shared experts compute
     bool operator==(const Overlap&) const = default;
 };
 /// Decides host time and legality; named by the user, never inferred from results.

@@ -10,8 +10,11 @@ Seconds scout_step(const StepCase& step, const StepRunner& runner) {
         return runner(small).step_time;
     };
     // Interleaved schedules come in groups of pp micro-batches.
-    const int group =
-        step.schedule.virtual_pipeline_size > 1 ? step.layout.pipeline_parallel_size : 1;
+    // DualPipe needs two a stage.
+    const int pp = step.layout.pipeline_parallel_size,
+              group = step.schedule.pipeline == Pipeline::dual_pipe && pp > 1 ? 2 * pp
+                      : step.schedule.virtual_pipeline_size > 1               ? pp
+                                                                              : 1;
     const int all = step.schedule.num_micro_batches;
     if (all <= 3 * group) return time(all);
     const Seconds first = time(group);

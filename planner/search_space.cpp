@@ -100,6 +100,11 @@ std::vector<StepSchedule> schedules_of(const SearchSpace& space, const StepSched
     for (const int micro_batch : space.micro_batch_sizes)
         for (const int vpp : space.virtual_pipeline_sizes) {
             if (vpp > 1 && pp == 1) continue;  // nothing to interleave
+            // a schedule asked for by name is kept, with the chunks that it has
+            const bool named = base.pipeline != Pipeline::one_f_one_b &&
+                               base.pipeline != Pipeline::interleaved;
+            if (named && pp > 1 && vpp != (base.pipeline == Pipeline::zero_bubble_v ? 2 : 1))
+                continue;
             for (const Recompute& recompute : recomputes) {
                 std::vector<Sharding> shardings = space.shardings;
                 if (shardings.empty()) {
@@ -110,16 +115,21 @@ std::vector<StepSchedule> schedules_of(const SearchSpace& space, const StepSched
                     StepSchedule schedule = base;
                     schedule.micro_batch_size = micro_batch;
                     schedule.virtual_pipeline_size = vpp;
-                    if (vpp > 1)
-                        schedule.pipeline = Pipeline::interleaved;
-                    else if (schedule.pipeline == Pipeline::interleaved)
-                        schedule.pipeline = Pipeline::one_f_one_b;
+                    if (!named || pp == 1)
+                        schedule.pipeline = vpp > 1   ? Pipeline::interleaved
+                                            : named   ? base.pipeline
+                                                      : Pipeline::one_f_one_b;
                     // Megatron asks for sequence parallelism with experts under TP; it never costs.
                     schedule.sequence_parallel =
                         base.sequence_parallel || layout.tensor_parallel_size > 1;
                     schedule.recompute = recompute;
                     schedule.sharding = sharding;
-                    add(std::move(schedule));
+                    add(schedule);
+                    // torchtitan runs ZB-V too; Megatron-LM and DeepSpeed do not
+                    if (vpp == 2 && !named && schedule.software.framework == "torchtitan") {
+                        schedule.pipeline = Pipeline::zero_bubble_v;
+                        add(std::move(schedule));
+                    }
                 }
             }
         }

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "model/kernel_work.hpp"
+#include "model/stage_layers.hpp"
 
 namespace moeplan {
 
@@ -12,7 +13,7 @@ bool runs_on_cpu(const StepCase& step) { return step.profile && step.profile->ho
 Overlap effective_overlap(const StepCase& step) {
     if (!runs_on_cpu(step)) return step.schedule.overlap;
     Overlap none = step.schedule.overlap;
-    none.gradients = none.parameters = none.tensor = none.experts = false;
+    none.gradients = none.parameters = none.tensor = none.experts = none.shared_experts = false;
     return none;
 }
 
@@ -687,12 +688,15 @@ LayerPasses::ExpertWay LayerPasses::expert_way(const MoeFeedForward& moe) const 
     const int tp = step_.layout.tensor_parallel_size, ep = step_.layout.expert_parallel_size;
     ExpertWay way;
     const bool shared_sharded = tp > 1 && moe.num_shared_experts > 0;
-    way.behind_shared =
-        effective_overlap(step_).experts && ep > 1 && moe.num_shared_experts > 0 && !shared_sharded;
+    const Overlap overlap = effective_overlap(step_);
+    // Where micro-batches take turns (step_graph.cpp), that hides the exchanges.
+    const bool stated_share = overlap.experts && !takes_turns(step_.layout, step_.schedule);
+    way.behind_shared = (overlap.shared_experts || stated_share) && ep > 1 &&
+                        moe.num_shared_experts > 0 && !shared_sharded;
     // Megatron's combined forward and backward of two micro-batches: one computes while the other
     // exchanges.
-    way.behind_micro_batch = effective_overlap(step_).experts && ep > 1 && !way.behind_shared &&
-                             !software_.counted && step_.schedule.num_micro_batches > 1;
+    way.behind_micro_batch = stated_share && ep > 1 && !way.behind_shared && !software_.counted &&
+                             step_.schedule.num_micro_batches > 1;
     way.permutes_first =
         ep == 1 || software_.counted || step_.schedule.dispatcher != Dispatcher::deduplicating;
     way.sorts = ep > 1 && way.permutes_first && software_.sorts_chunks &&

@@ -100,10 +100,20 @@ class LoadWalker : public Walker {
                 const Due due = due_.top();
                 due_.pop();
                 ++line_.events;
-                if (due.kind == Kind::begin)
-                    begin_transfer(due.what);
-                else if (playing_[due.what].version == due.version)
-                    end_stage(due.what);
+                switch (due.kind) {
+                    case Kind::hold:
+                        hold(due.what, due.time);
+                        break;
+                    case Kind::job:
+                        Walker::due(due.time, due.what, due.version);
+                        drain();
+                        break;
+                    case Kind::begin:
+                        begin_transfer(due.what);
+                        break;
+                    case Kind::end:
+                        if (playing_[due.what].version == due.version) end_stage(due.what);
+                }
             }
         }
         if (active_ > 0) throw std::logic_error("closed form: exchanges without an end");
@@ -118,11 +128,11 @@ class LoadWalker : public Walker {
         double since = 0;  // when its transfer began
         bool shared = false;
     };
-    enum class Kind : std::uint8_t { end, begin };
+    enum class Kind : std::uint8_t { hold, end, begin, job };
     struct Due {
         double time;
         std::uint64_t order;
-        std::uint32_t what, version;  // of playing_
+        std::uint32_t what, version;  // of playing_; hold: an op; job: a lane
         Kind kind;
         bool operator>(const Due& other) const {
             if (time != other.time) return time > other.time;
@@ -152,7 +162,17 @@ class LoadWalker : public Walker {
         playing.exchange = &exchange;
         playing.op = i;
         playing.stage = 0;
-        await(slot, std::max(line_.begin[i], now_));
+        const double from = std::max(line_.begin[i], now_);
+        if (graph_.ops[i].beside) {
+            if (from > now_)
+                due_.push({from, order_++, i, 0, Kind::hold});
+            else
+                hold(i, now_);
+        }
+        await(slot, from);
+    }
+    void call_at(double time, std::uint32_t lane, std::uint32_t version) override {
+        due_.push({std::max(time, now_), order_++, lane, version, Kind::job});
     }
     void await(std::uint32_t slot, double from) {
         const Playing& playing = playing_[slot];
@@ -219,6 +239,7 @@ class LoadWalker : public Walker {
         const std::uint32_t op = playing.op;
         free_.push_back(slot);
         --active_;
+        if (graph_.ops[op].beside) release(op, now_);
         finish(op, std::max(line_.begin[op], now_));
         drain();
     }

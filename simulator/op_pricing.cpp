@@ -108,6 +108,8 @@ struct RankRows {
         distinct = expert_rows(profile, rows, each);
     }
 };
+/// Bound by memory bandwidth; else by SMs.
+bool is_streamed(const KernelCall& call) { return std::holds_alternative<Streamed>(call.shape); }
 
 /// With sharded parameters every layer waits for the slowest rank of all: kernels take this much
 /// longer than their mean, the more the more GPUs there are.
@@ -147,6 +149,7 @@ JobPrices price_jobs(const StepGraph& graph, const StepCase& step) {
             const PricedTime priced = pricer.price(call);
             calls[w].back() = priced.time.value * waiting;
             plain[w].device += calls[w].back();
+            if (is_streamed(call)) plain[w].streamed += calls[w].back();
             plain[w].by_basis[static_cast<std::size_t>(priced.basis)] += calls[w].back();
         }
 
@@ -168,6 +171,7 @@ JobPrices price_jobs(const StepGraph& graph, const StepCase& step) {
         price = plain[job.work];
         if (job.loads < 0) {
             price.mean_device = price.device;
+            price.streamed = price.device > 0 ? price.streamed / price.device : 0;
             pricer.add_host(price, work, calls[job.work]);
             continue;
         }
@@ -213,7 +217,9 @@ JobPrices price_jobs(const StepGraph& graph, const StepCase& step) {
                                     ? by_rows[c].kernel.time(ranks->distinct, slowest).basis
                                     : Basis::measured;
             basis[static_cast<std::size_t>(rests)] += time;
+            if (is_streamed(work.calls[by_rows[c].index])) price.streamed += time;
         }
+        price.streamed = price.device > 0 ? price.streamed / price.device : 0;  // seconds → share
         for (std::size_t b = 0; b < 4; ++b) price.by_basis[b] += basis[b];
         pricer.add_host(price, work, of_slowest);
     }

@@ -1,7 +1,7 @@
 /// Many micro-batches that are all alike: a few of them walked, the rest a repetition.
 ///
-/// After its first forwards a lane works in units of one forward and one backward (1F1B), or of as
-/// many as there are chunks times stages (interleaved). What it does in a unit depends on the units
+/// After its first forwards a lane works in units of one forward and one backward (1F1B), of one from
+/// either end (DualPipe), or of as many as there are chunks times stages (interleaved). What it does in a unit depends on the units
 /// just before it, of its own and of the neighbouring lanes, which are at most a pipeline's length
 /// ahead or behind. If all ops of so many units, in all lanes, are those of a period before moved
 /// by one time λ, then the next period is moved by λ again, and so on until the last forward: more
@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "model/stage_layers.hpp"
 #include "simulator/step_order.hpp"
 #include "simulator/step_walk.hpp"
 
@@ -34,9 +35,11 @@ int period_of(const StepCase& step) {
         case Pipeline::interleaved:
             return stages;
         case Pipeline::zero_bubble:
+        case Pipeline::zero_bubble_v:
             return 1;
-        case Pipeline::gpipe:
         case Pipeline::dual_pipe:
+            return 2;  // one from either end
+        case Pipeline::gpipe:
             return 0;
     }
     return 0;
@@ -110,8 +113,9 @@ bool stretch(Timeline& line, const StepGraph& graph, const StepCase& walked,
               chunks = std::max(1, schedule.virtual_pipeline_size);
     const int period = period_of(walked);
     if (period == 0 || (num_micro_batches - schedule.num_micro_batches) % period != 0) return false;
-    const auto orders =
-        pipeline_order(schedule.pipeline, stages, chunks, schedule.num_micro_batches);
+    const auto orders = pipeline_order(schedule.pipeline, stages,
+                                       num_chunks(walked.layout, schedule),
+                                       schedule.num_micro_batches, graph.takes_turns);
     std::vector<std::vector<std::uint32_t>> units;
     for (int lane = 0; lane < graph.num_lanes; ++lane)
         units.push_back(units_of(orders[lane], graph.slots[lane]));
@@ -121,7 +125,8 @@ bool stretch(Timeline& line, const StepGraph& graph, const StepCase& walked,
         if (!repeats)
             repeats =
                 rhythm_before(line, graph, units, period * chunks,
-                              period * chunks + (chunks > 1 ? 2 : 1) * stages, before_the_end);
+                              period * chunks + (period * chunks > 1 ? 2 : 1) * stages,
+                              before_the_end);
     if (!repeats) return false;
     for (const auto& [first, last] : repeats->ops) {
         double host = 0;

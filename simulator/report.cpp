@@ -276,9 +276,9 @@ std::vector<Loss> losses(const StepCase& step, const StepGraph& graph, const Job
     if (exposed.bubble.value > 0 && layout.pipeline_parallel_size > 1)
         all.push_back(
             {"pipeline bubble: stage " + std::to_string(lane) + " waits for other stages",
-             schedule.pipeline == Pipeline::interleaved
-                 ? "more micro-batches, or fewer pipeline stages"
-                 : "more micro-batches, interleaved chunks (--vpp), or fewer pipeline stages",
+             schedule.pipeline == Pipeline::gpipe || schedule.pipeline == Pipeline::one_f_one_b
+                 ? "more micro-batches, interleaved chunks (--vpp), or fewer pipeline stages"
+                 : "more micro-batches, or fewer pipeline stages",
              exposed.bubble});
     if (exposed.host.value > 0)
         all.push_back({"the GPU waits for the host to launch kernels",
@@ -288,9 +288,10 @@ std::vector<Loss> losses(const StepCase& step, const StepGraph& graph, const Job
         all.push_back({"all-to-all of tokens to experts and back",
                        layout.expert_parallel_size > step.cluster.gpus_per_node
                            ? "expert groups inside a node, a dispatcher that sends a token once "
-                             "per node (--dispatcher deepep), or overlap with other work"
-                           : "overlap with other work, fewer choices a token, or a smaller "
-                             "expert-parallel size",
+                             "per node (--dispatcher deepep), or another micro-batch's compute "
+                             "meanwhile (--overlap-experts)"
+                           : "another micro-batch's compute meanwhile (--overlap-experts), fewer "
+                             "choices a token, or a smaller expert-parallel size",
                        exchange});
     if (exposed.tensor_comm.value > 0)
         all.push_back({"tensor-parallel collectives around every layer",
@@ -329,6 +330,16 @@ std::vector<Loss> losses(const StepCase& step, const StepGraph& graph, const Job
             {"unequal experts: every layer waits for the rank with most tokens",
              "placing popular experts apart or replicating them, a balance loss, or capacity",
              Seconds{skew}});
+    double taken = 0;
+    if (prices.slowdown.empty())
+        for (std::size_t i = 0; i < graph.ops.size(); ++i)
+            if (graph.ops[i].beside && !graph.ops[i].exchange && graph.ops[i].lane == lane)
+                taken += (line.device[i] - prices.jobs[graph.ops[i].demand].device) *
+                         line.times(i, lane);
+    if (taken > 0)
+        all.push_back({"kernels slowed by the SMs and the memory bandwidth of exchanges beside them",
+                       "a dispatcher or channels that hold fewer SMs (--communication-sms)",
+                       Seconds{taken}});
     if (!prices.slowdown.empty()) {
         double slow = 0;
         for (std::size_t i = 0; i < graph.ops.size(); ++i)
@@ -370,9 +381,30 @@ FlopsPerSecond peak_of(const StepCase& step) {
     return std::max(find(step.cluster.gpu.peak), find(step.profile->roofline.peak));
 }
 
-std::vector<TimelineBar> bars(const StepGraph& graph, const Timeline& line) {
-    static constexpr const char* kStreams[] = {
-        "compute", "tensor", "context", "experts", "send forward", "send backward", "data", "parameters"};
+/// Ranks to draw of a stage: where all do the same the first, else also those with most and least to
+/// do. A rank of several replicas stands for all of them.
+std::vector<int> drawn_ranks(const StepGraph& graph, const std::vector<Seconds>& busy, int lane) {
+    const auto first = busy.begin() + lane * graph.width * graph.replicas,
+               last = first + graph.width;
+    const auto [least, most] = std::minmax_element(first, last);
+    std::vector<int> out = {0};
+    if (*most > *least) {
+        out.push_back(static_cast<int>(most - first));
+        out.push_back(static_cast<int>(least - first));
+    }
+    std::sort(out.begin(), out.end());
+    out.erase(std::unique(out.begin(), out.end()), out.end());
+    return out;
+}
+
+std::vector<TimelineBar> bars(const StepGraph& graph, const JobPrices& prices, const Timeline& line,
+                              const std::vector<Seconds>& busy) {
+    static constexpr const char* kStreams[] = {"compute",      "tensor",        "context",
+                                               "experts",      "send forward",  "send backward",
+                                               "data",         "parameters"};
+    std::vector<std::vector<int>> ranks;  // [lanes] in the lane
+    for (int lane = 0; lane < graph.num_lanes; ++lane)
+        ranks.push_back(drawn_ranks(graph, busy, lane));
     std::vector<TimelineBar> out;
     out.reserve(graph.ops.size());
     for (std::size_t i = 0; i < graph.ops.size(); ++i) {
@@ -391,9 +423,67 @@ std::vector<TimelineBar> bars(const StepGraph& graph, const Timeline& line) {
             what = graph.works[graph.jobs[op.demand].work].what;
         }
         if (op.phase == Phase::recompute) what += " (recompute)";
-        out.push_back({op.lane * graph.width * graph.replicas,
-                       kStreams[static_cast<int>(op.stream)], what + where, Seconds{line.begin[i]},
-                       Seconds{line.end[i]}});
+        for (const int rank : ranks[op.lane]) {
+            // a rank with less to do is done sooner, and waits for the slowest at the next exchange
+            double share = 1;
+            if (!op.exchange) {
+                const JobPrice& price = prices.jobs[op.demand];
+                const auto seconds = [&](std::size_t r) {
+                    return (price.by_rank >= 0 ? prices.ranks[price.by_rank][r] : price.device) *
+                           (prices.slowdown.empty() ? 1 : prices.slowdown[op.lane][r]);
+                };
+                double most = price.device;
+                if (!prices.slowdown.empty())
+                    for (std::size_t r = 0; r < prices.slowdown[op.lane].size(); ++r)
+                        most = std::max(most, seconds(r));
+                if (most > 0) share = seconds(static_cast<std::size_t>(rank)) / most;
+            }
+            const double end =
+                share >= 1 ? line.end[i] : line.begin[i] + share * (line.end[i] - line.begin[i]);
+            out.push_back({op.lane * graph.width * graph.replicas + rank,
+                           kStreams[static_cast<int>(op.stream)], what + where,
+                           Seconds{line.begin[i]}, Seconds{end}});
+        }
+    }
+    return out;
+}
+
+constexpr std::size_t kLinksDrawn = 12;
+
+std::vector<LinkHistory> link_history(const StepGraph& graph, const Timeline& line,
+                                   StepNetwork& network) {
+    const auto& links = network.links().links;
+    std::vector<std::uint32_t> busiest;
+    for (std::uint32_t l = 0; l < line.carried.size(); ++l)
+        if (line.carried[l].value > 0) busiest.push_back(l);
+    std::stable_sort(busiest.begin(), busiest.end(), [&](std::uint32_t a, std::uint32_t b) {
+        return line.carried[a] / links[a].bandwidth > line.carried[b] / links[b].bandwidth;
+    });
+    if (busiest.size() > kLinksDrawn) busiest.resize(kLinksDrawn);
+    std::map<std::uint32_t, std::map<double, double>> changes;  // link → time → more or less busy
+    for (const auto link : busiest) changes[link];
+    for (std::size_t i = 0; i < graph.ops.size(); ++i) {
+        if (!graph.ops[i].exchange || !(line.end[i] > line.begin[i])) continue;
+        for (const ExchangeStage& stage : network.loads(graph.ops[i].demand).stages)
+            for (const LinkLoad& load : stage.loads) {
+                const auto at = changes.find(load.link);
+                if (at == changes.end()) continue;
+                const double busy = (load.bytes / links[load.link].bandwidth).value /
+                                    (line.end[i] - line.begin[i]);
+                at->second[line.begin[i]] += busy;
+                at->second[line.end[i]] -= busy;
+            }
+    }
+    std::vector<LinkHistory> out;
+    for (const auto link : busiest) {
+        LinkHistory curve{links[link].name, {}};
+        double busy = 0;
+        for (const auto& [time, change] : changes[link]) {
+            busy = std::max(0.0, busy + change);
+            if (busy < 1e-12) busy = 0;  // what sums of ends leave
+            curve.points.push_back({Seconds{time}, busy});
+        }
+        out.push_back(std::move(curve));
     }
     return out;
 }
@@ -426,7 +516,7 @@ StepReport report(const StepCase& step, const StepGraph& graph, const JobPrices&
     }
     double hot = 1;
     for (const double imbalance : graph.load_imbalance) hot = std::max(hot, imbalance);
-    const auto memory = memory_by_stage(step.model, step.layout, schedule, hot);
+    const auto memory = memory_by_stage(step.model, step.layout, schedule, hot, expert_copies(step));
     const int stage_ranks = graph.width * graph.replicas;
     out.peak_memory.assign(static_cast<std::size_t>(world_size(step.layout)), Bytes{0});
     for (std::size_t rank = 0; rank < out.peak_memory.size(); ++rank)
@@ -473,7 +563,10 @@ StepReport report(const StepCase& step, const StepGraph& graph, const JobPrices&
     if (const ErrorBand* band = errors_of(step))
         out.interval = interval_of(out.step_time, *band, std::nullopt);
     out.made = {kVersion, digest_of(step), step.seed};
-    if (step.keep_timeline) out.timeline = bars(graph, line);
+    if (step.keep_timeline) {
+        out.timeline = bars(graph, prices, line, out.busy_by_rank);
+        out.link_history = link_history(graph, line, network);
+    }
     return out;
 }
 

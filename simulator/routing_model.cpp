@@ -306,7 +306,10 @@ RoutingLoads RoutingModel::loads(int moe_layer, int micro_batch) const {
 
 PlacedLoads RoutingModel::placed_loads(int moe_layer, int micro_batch, int num_places,
                                        int sources_per_block,
-                                       const std::vector<int>& domain_of_place) const {
+                                       const std::vector<int>& domain_of_place,
+                                       const LayerPlacement* placement) const {
+    if (placement)
+        return placed(loads(moe_layer, micro_batch), *placement, num_places, sources_per_block);
     const RoutingLaw& law = source_->law;
     const bool free_choice = !source_->windows && !source_->layers[moe_layer].capacity_factor;
     if (free_choice && (law.kind == "multinomial" || law.kind == "zipf" || law.kind == "hot"))

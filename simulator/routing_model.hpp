@@ -41,8 +41,10 @@ class RoutingModel {
     /// is drawn in that form (traces/routing_law.hpp): the same law as `loads`, other draws of it.
     /// Recorded tokens also tell how many copies travel.
     /// @param domain_of_place  [num_places] counted from 0; empty: all in one
+    /// @param placement  where experts lie, copies included; null: equal blocks in order
     PlacedLoads placed_loads(int moe_layer, int micro_batch, int num_places, int sources_per_block,
-                             const std::vector<int>& domain_of_place = {}) const;
+                             const std::vector<int>& domain_of_place = {},
+                             const LayerPlacement* placement = nullptr) const;
     bool knows_tokens() const;  ///< choices of single tokens, and not only their counts
 
     bool same_everywhere()

@@ -51,7 +51,7 @@ bool release_before(const std::string& a, const std::string& b) {
 
 namespace {
 
-constexpr double kMostLaunches = 1e5, kMostFactor = 100;
+constexpr double kMostLaunches = 1e5, kMostFactor = 100, kMostSms = 1024;
 
 Launches launches_from(const JsonReader& reader) {
     if (!reader.is_array() || reader.size() != 2) reader.fail("[forward, backward]");
@@ -99,6 +99,9 @@ void apply(SoftwareCosts& costs, const JsonReader& part, const std::string& gene
         }
     }
     factor("overlapped_share", costs.overlapped_share);
+    if (const auto found = part.find("expert_sms")) costs.expert_sms = found->number(0, kMostSms);
+    if (const auto found = part.find("collective_sms"))
+        costs.collective_sms = found->number(0, kMostSms);
     factor("step_work", costs.step_work);
     if (const auto found = part.find("overlaps_weight_gradient"))
         costs.overlaps_weight_gradient = found->boolean();
@@ -149,6 +152,8 @@ void check(const JsonReader& part) {
                          "fused_attention",
                          "attention_most",
                          "overlapped_share",
+                         "expert_sms",
+                         "collective_sms",
                          "step_work",
                          "biased_activation_bytes",
                          "overlaps_weight_gradient",

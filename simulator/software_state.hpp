@@ -69,7 +69,10 @@ struct SoftwareCosts {
     bool scatters_messages = false;  ///< between stages each tensor-parallel rank sends its part
     double sharded_gradient_bytes = 0;  ///< of an element that is reduced where parameters are
                                         ///< sharded (ZeRO-3); 0: as gradient_bytes
-    double overlapped_share = 1;   ///< of an exchange among experts that another micro-batch hides
+    double overlapped_share = 1;  ///< of an exchange among experts that another micro-batch hides,
+                                  ///< where the two are not walked in turns
+    double expert_sms = 20, collective_sms = 20;  ///< SMs that an exchange among experts, and any
+                                                  ///< other collective, hold while they last
     double step_work = 1;          ///< factor on the calibration's host time a step
     double elementwise_bytes = 1;  ///< factors on what memory-bound kernels move
     double router_bytes = 1, loss_bytes = 1, permute_bytes = 1;

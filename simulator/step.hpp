@@ -19,6 +19,7 @@
 #include "model/step_schedule.hpp"
 #include "profiler/profile.hpp"
 #include "simulator/cluster_spec.hpp"
+#include "simulator/expert_placement.hpp"
 #include "traces/routing_trace.hpp"
 
 namespace moeplan {
@@ -47,6 +48,8 @@ struct StepCase {
     StepSchedule schedule;
     std::shared_ptr<const Profile> profile;  ///< shared by thousands of cases, never changed
     std::variant<SyntheticRouting, std::shared_ptr<const TraceReader>> routing;
+    /// Where experts and their copies lie; absent: equal blocks in order.
+    std::shared_ptr<const ExpertPlacement> placement;
     std::uint64_t seed = 0;
     /// How many micro-batches have a routing of their own; the others take theirs in turn. 0: all.
     /// A sample for where thousands of draws would only be averaged.
@@ -105,6 +108,17 @@ struct TimelineBar {
     Seconds begin, end;
 };
 
+/// How busy a link is from this time on: 1 is its whole bandwidth. Each exchange counts as if it sent
+/// evenly from its begin to its end.
+struct LinkPoint {
+    Seconds time;
+    double busy = 0;
+};
+struct LinkHistory {
+    std::string link;
+    std::vector<LinkPoint> points;
+};
+
 struct StepReport {
     Fidelity fidelity = Fidelity::closed_form;
     Seconds step_time;
@@ -125,6 +139,7 @@ struct StepReport {
     BasisShare basis;
     Provenance made;
     std::vector<TimelineBar> timeline;
+    std::vector<LinkHistory> link_history;  ///< of the busiest links; filled with the timeline
 };
 
 /// Walks every field with its JSON key: JSON, CSV, the table for people and the comparison all use
@@ -138,6 +153,9 @@ using StepRunner = std::function<StepReport(const StepCase&)>;
 /// What forbids a step (Severity::broken: rules of the layout, memory, what is not simulated yet),
 /// and warnings.
 std::vector<Finding> step_findings(const StepCase&);
+
+/// Experts that the fullest rank of any layer holds, over its equal part: 1 without a placement.
+double expert_copies(const StepCase&);
 
 Seconds lower_bound(const StepCase&);  ///< a bound from per-stage sums, microseconds to compute
 StepReport estimate_step(const StepCase&);  ///< closed form: milliseconds
@@ -159,7 +177,7 @@ StepReport report_from_json(const JsonReader&);  ///< @throws InputError
 StepReport with_samples(const StepCase&, const StepRunner&, int samples);
 
 /// Chrome-trace JSON of a report with a timeline; Perfetto opens it. Ranks are processes, streams
-/// threads.
+/// threads; the busiest links are counters of a process of their own.
 std::string chrome_trace(const StepReport&);
 
 /// Two reports field by field: key, both values, and their ratio where they are numbers.

@@ -16,9 +16,18 @@
 #include "simulator/interval.hpp"
 #include "simulator/routing_model.hpp"
 #include "simulator/step_graph.hpp"
-#include "simulator/step_order.hpp"
 
 namespace moeplan {
+
+double expert_copies(const StepCase& step) {
+    if (!step.placement) return 1;
+    double most = 1;
+    for (const LayerPlacement& layer : step.placement->layers)
+        most = std::max(most, static_cast<double>(slots_per_rank(layer, step.placement->num_ranks)) *
+                                  step.placement->num_ranks /
+                                  static_cast<double>(layer.ranks_of_expert.size()));
+    return most;
+}
 
 std::vector<Finding> step_findings(const StepCase& step) {
     const int gpus = num_gpus(step.cluster);
@@ -34,13 +43,6 @@ std::vector<Finding> step_findings(const StepCase& step) {
     if (!step.cluster.gpu.peak.empty() && !step.cluster.gpu.peak.contains(step.schedule.precision))
         add("precision", step.cluster.gpu.name + " does not compute in " +
                              std::string(name_of(step.schedule.precision)));
-    if (!can_order(step.schedule.pipeline))
-        add("schedule",
-            "schedule " + std::string(name_of(step.schedule.pipeline)) + " is not simulated yet",
-            {"zero_bubble", "one_f_one_b", "interleaved"});
-    if (step.schedule.pipeline == Pipeline::zero_bubble && step.schedule.virtual_pipeline_size > 1)
-        add("schedule", "zero_bubble with virtual stages (ZB-V) is not simulated yet",
-            {"zero_bubble with vpp 1", "interleaved"});
     if (step.schedule.pipeline == Pipeline::one_f_one_b &&
         step.schedule.virtual_pipeline_size > 1 && step.layout.pipeline_parallel_size > 1 &&
         step.schedule.num_micro_batches % step.layout.pipeline_parallel_size != 0)
@@ -64,7 +66,8 @@ std::vector<Finding> step_findings(const StepCase& step) {
         return f.severity == Severity::broken;
     });
     if (sound && step.cluster.gpu.memory.value > 0)
-        for (const StageMemory& stage : memory_by_stage(step.model, step.layout, step.schedule, 1))
+        for (const StageMemory& stage : memory_by_stage(step.model, step.layout, step.schedule, 1,
+                                                        expert_copies(step)))
             if (stage.total() > step.cluster.gpu.memory)
                 add("memory", "stage " + std::to_string(stage.stage) + ", rank " +
                                   std::to_string(stage.rank) + " needs " + to_text(stage.total()) +
@@ -84,6 +87,7 @@ std::string digest_of(const StepCase& step) {
         digest.add(to_words(*synthetic));
     else if (const auto& trace = std::get<std::shared_ptr<const TraceReader>>(step.routing))
         digest.add(trace->digest());
+    if (step.placement) digest.add(to_json(*step.placement).dump());
     digest.add(std::to_string(step.seed));
     if (step.distinct_micro_batches > 0)
         digest.add("distinct " + std::to_string(step.distinct_micro_batches));
@@ -106,6 +110,7 @@ Json to_json(const StepCase& step, const std::string& trace) {
                               {"document_concentration", synthetic->document_concentration}};
     else
         out["trace"] = trace;
+    if (step.placement) out["placement"] = to_json(*step.placement);
     out["seed"] = step.seed;
     if (step.distinct_micro_batches > 0)
         out["distinct_micro_batches"] = step.distinct_micro_batches;
@@ -119,8 +124,8 @@ Json to_json(const StepCase& step, const std::string& trace) {
 }
 
 StepCase step_case_from_json(const JsonReader& reader) {
-    reader.refuse_unknown({"model", "cluster", "layout", "profile", "routing", "trace", "seed", "distinct_micro_batches",
-                           "stragglers", "link_faults"});
+    reader.refuse_unknown({"model", "cluster", "layout", "profile", "routing", "trace", "placement",
+                           "seed", "distinct_micro_batches", "stragglers", "link_faults"});
     StepCase step;
     // each part is a whole file of its own kind
     const auto part = [&](const char* key) {
@@ -154,6 +159,9 @@ StepCase step_case_from_json(const JsonReader& reader) {
         step.routing = SyntheticRouting{routing.at("kind").text(), routing.number_or("exponent", 0),
                                         routing.number_or("document_concentration", 0)};
     }
+    if (reader.find("placement"))
+        step.placement =
+            std::make_shared<const ExpertPlacement>(placement_from_json(part("placement")));
     if (const auto seed = reader.find("seed"))
         step.seed = seed->value().is_number_unsigned()
                         ? seed->value().get<std::uint64_t>()
@@ -216,26 +224,33 @@ Seconds lower_bound(const StepCase& step) {
         layer_flops.push_back(flops);
     }
     const auto chunks = stage_chunks(static_cast<int>(step.model.layers.size()), layout, schedule);
-    const int v = std::max(1, schedule.virtual_pipeline_size);
+    const int v = num_chunks(layout, schedule);
+    const bool dual = schedule.pipeline == Pipeline::dual_pipe && v == 2;
+    const int last = (dual ? 1 : v) * static_cast<int>(chunks.size()) - 1;
     double bound = 0, before = 0;
     for (std::size_t stage = 0; stage < chunks.size(); ++stage) {
-        double all = 0, first = 0;
-        for (std::size_t c = 0; c < chunks[stage].size(); ++c)
+        double all = 0, first = 0, head = 0;
+        for (std::size_t c = 0; c < chunks[stage].size(); ++c) {
+            double here = 0;
             for (int l = chunks[stage][c].first;
-                 l < chunks[stage][c].first + chunks[stage][c].count; ++l) {
-                all += layer_flops[l];
-                if (c == 0) first += layer_flops[l];
-            }
-        // the head is not recomputed
-        const double head =
-            stage + 1 == chunks.size() ? 3 * 2 * tokens * hidden * step.model.vocab_size / tp : 0;
+                 l < chunks[stage][c].first + chunks[stage][c].count; ++l)
+                here += layer_flops[l];
+            // each direction of a DualPipe has half of the micro-batches
+            all += dual ? here / 2 : here;
+            if (c == 0) first = here;
+            // the head is not recomputed
+            if (virtual_stage(schedule.pipeline, static_cast<int>(chunks.size()),
+                              static_cast<int>(stage), static_cast<int>(c)) == last)
+                head += 3 * 2 * tokens * hidden * step.model.vocab_size / tp / (dual ? 2 : 1);
+        }
         const double passes = schedule.recompute.full ? 4 : 3;
         const double times = schedule.num_micro_batches;
         // there and back through the first chunks before it; where weight gradients fill the drain,
-        // only the way there is sure
-        bound = std::max(
-            bound, (all * passes + head) * times +
-                       before * (v > 1 || schedule.pipeline == Pipeline::zero_bubble ? 1 : 3));
+        // only the way there is sure; a stage of a DualPipe begins from the nearer end
+        const double way = dual ? 0
+                           : v > 1 || schedule.pipeline == Pipeline::zero_bubble ? 1
+                                                                                 : 3;
+        bound = std::max(bound, (all * passes + head) * times + before * way);
         before += first;
     }
     return Flops{bound} / peak;

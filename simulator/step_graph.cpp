@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cassert>
 #include <cmath>
+#include <functional>
 #include <map>
 #include <numeric>
 #include <optional>
@@ -91,6 +92,10 @@ std::vector<std::vector<int>> exchange_groups(const StepGraph& graph, const Para
         case Group::embedding:
             for (int i = 0; i < ranks; ++i) groups.push_back({i, (pp - 1) * ranks + i});
             break;
+        case Group::mirror:
+            for (int i = 0; i < ranks; ++i)
+                groups.push_back({first + i, (pp - 1 - demand.stage) * ranks + i});
+            break;
     }
     return groups;
 }
@@ -170,6 +175,12 @@ std::vector<double> all_to_all_bytes(const StepGraph& graph, const ParallelLayou
     return bytes;
 }
 
+double sm_share(const StepGraph& graph, const ExchangeDemand& demand) {
+    if (demand.kind == Collective::send_recv) return 0;
+    return demand.kind == Collective::all_to_all ? graph.expert_sm_share
+                                                 : graph.collective_sm_share;
+}
+
 namespace {
 
 /// Loads of one lane: every shard of an expert sees its rows.
@@ -180,14 +191,16 @@ ExpertLoads lane_loads(PlacedLoads placed, const ParallelLayout& layout, const M
     ExpertLoads out;
     out.units = units;
     out.top_k = moe.top_k;
-    const int per_rank = out.experts_per_rank = moe.num_experts / ep;
+    // a placement may leave some slots of a rank empty
+    const int blocks = (width + block - 1) / block,
+              per_rank = out.experts_per_rank = static_cast<int>(placed.rows.size()) / blocks / ep;
     out.traffic = std::move(placed.traffic);
     out.copies = std::move(placed.copies);
     out.domain_copies = std::move(placed.domain_copies);
     out.rows.reserve(static_cast<std::size_t>(width) * per_rank);
     for (int rank = 0; rank < width; ++rank) {
         const auto first =
-            placed.rows.begin() + rank / block * moe.num_experts + rank % block / etp * per_rank;
+            placed.rows.begin() + rank / block * ep * per_rank + rank % block / etp * per_rank;
         out.rows.insert(out.rows.end(), first, first + per_rank);
     }
     return out;
@@ -213,14 +226,18 @@ class Builder {
     StepGraph build() {
         require();
         geometry();
+        graph_.takes_turns = turns();
+        graph_.exact_overlap = step_.schedule.overlap.communication_sms > 0 ||
+                               step_.schedule.overlap.shared_experts ||
+                               schedule_is(Pipeline::dual_pipe);
         routing();
         const auto orders = pipeline_order(step_.schedule.pipeline, stages(), chunks(),
-                                           step_.schedule.num_micro_batches);
+                                           step_.schedule.num_micro_batches, turns());
         const auto layer_chunks =
             stage_chunks(static_cast<int>(step_.model.layers.size()), step_.layout, step_.schedule);
-        const int virtual_stages = stages() * chunks();
         forward_sends_.assign(
-            static_cast<std::size_t>(virtual_stages) * step_.schedule.num_micro_batches, kNone);
+            static_cast<std::size_t>(last_virtual_stage() + 1) * step_.schedule.num_micro_batches,
+            kNone);
         backward_sends_ = forward_sends_;
         std::size_t slots = 0;
         for (const auto& order : orders) slots += order.size();
@@ -233,16 +250,49 @@ class Builder {
         }
         await_messages();
         tied_embeddings();
+        mirrored_gradients();
         notes();
         return std::move(graph_);
     }
 
   private:
     static constexpr std::uint32_t kNone = 0xFFFFFFFF;
+    /// Of a GPU's SMs: something is always left to compute with.
+    static constexpr double kMostTaken = 0.9;
     int stages() const { return step_.layout.pipeline_parallel_size; }
-    int chunks() const { return std::max(1, step_.schedule.virtual_pipeline_size); }
+    int chunks() const { return num_chunks(step_.layout, step_.schedule); }
+    bool schedule_is(Pipeline pipeline) const {
+        return step_.schedule.pipeline == pipeline && stages() > 1;
+    }
     bool splits_backward() const {
-        return step_.schedule.pipeline == Pipeline::zero_bubble && stages() > 1;
+        return schedule_is(Pipeline::zero_bubble) || schedule_is(Pipeline::zero_bubble_v) ||
+               schedule_is(Pipeline::dual_pipe);
+    }
+    bool turns() const { return takes_turns(step_.layout, step_.schedule) && !runs_on_cpu(step_); }
+    int virtual_stage_of(int lane, int chunk) const {
+        return virtual_stage(step_.schedule.pipeline, stages(), lane, chunk);
+    }
+    int last_virtual_stage() const {
+        return (schedule_is(Pipeline::dual_pipe) ? 1 : chunks()) * stages() - 1;
+    }
+    bool has_virtual_stage(int lane, int wanted) const {
+        for (int chunk = 0; chunk < chunks(); ++chunk)
+            if (virtual_stage_of(lane, chunk) == wanted) return true;
+        return false;
+    }
+    /// Whether a chunk's next layers lie on the stage after (or before) this one.
+    bool leads_down(int chunk) const {
+        return !(chunk == 1 &&
+                 (schedule_is(Pipeline::zero_bubble_v) || schedule_is(Pipeline::dual_pipe)));
+    }
+    /// The stage where a V turns round needs no message.
+    bool turns_round(int lane) const {
+        return schedule_is(Pipeline::zero_bubble_v) && lane == stages() - 1;
+    }
+    /// The first and the last layers of the model on one stage.
+    bool ends_meet() const {
+        return stages() == 1 || schedule_is(Pipeline::zero_bubble_v) ||
+               schedule_is(Pipeline::dual_pipe);
     }
 
     /// What the arithmetic below divides by. Everything else a layout can get wrong is
@@ -263,14 +313,21 @@ class Builder {
         if (step_.schedule.num_micro_batches < 1 || step_.schedule.micro_batch_size < 1 ||
             step_.schedule.sequence_length < 1)
             refuse("micro_batch", step_.schedule.num_micro_batches, "batches of 1 or more");
-        if (!can_order(step_.schedule.pipeline))
-            throw InputError(
-                "layout", "schedule", std::string(name_of(step_.schedule.pipeline)),
-                "a schedule that is simulated: gpipe, one_f_one_b, interleaved, zero_bubble");
+        if (schedule_is(Pipeline::zero_bubble_v) && step_.schedule.virtual_pipeline_size != 2)
+            refuse("vpp", step_.schedule.virtual_pipeline_size, "2 chunks a stage for zero_bubble_v");
+        if (schedule_is(Pipeline::dual_pipe) &&
+            (l.pipeline_parallel_size % 2 != 0 || step_.schedule.virtual_pipeline_size != 1))
+            refuse("pp", l.pipeline_parallel_size, "an even number of stages, vpp 1, for dual_pipe");
+        if (schedule_is(Pipeline::dual_pipe) &&
+            (step_.schedule.num_micro_batches % 2 != 0 ||
+             step_.schedule.num_micro_batches < 2 * l.pipeline_parallel_size))
+            refuse("micro_batches", step_.schedule.num_micro_batches,
+                   "an even number, two a stage or more, for dual_pipe");
         if (step_.schedule.pipeline == Pipeline::interleaved &&
             step_.schedule.num_micro_batches % l.pipeline_parallel_size != 0)
             refuse("micro_batches", step_.schedule.num_micro_batches,
                    "a multiple of the pipeline size, for interleaved chunks");
+        if (step_.placement) refuse_placement();
         if (!step_.profile) throw InputError("profile", "", "", "a profile");
         if (step_.model.layers.empty())
             throw InputError("model", "layers", "", "at least one layer");
@@ -289,6 +346,24 @@ class Builder {
             }
     }
 
+    /// A placement of another model, or for another expert-parallel size.
+    void refuse_placement() const {
+        const ExpertPlacement& placement = *step_.placement;
+        if (placement.num_ranks != step_.layout.expert_parallel_size)
+            throw InputError(placement.source, "/num_ranks", std::to_string(placement.num_ranks),
+                             "the layout's expert-parallel size (--ep), " +
+                                 std::to_string(step_.layout.expert_parallel_size));
+        const auto experts = static_cast<int>(placement.layers.front().ranks_of_expert.size());
+        for (const auto& layer : step_.model.layers)
+            if (const auto* moe = std::get_if<MoeFeedForward>(&layer.feed_forward);
+                moe && moe->num_experts != experts)
+                throw InputError(placement.source, "/layers/0/ranks_of_expert",
+                                 std::to_string(experts) + " experts",
+                                 "the model's " + std::to_string(moe->num_experts));
+        if (num_moe_layers(step_.model) == 0)
+            throw InputError(placement.source, "", step_.model.name, "a model with experts");
+    }
+
     void geometry() {
         const ParallelLayout& l = step_.layout;
         const int stage_ranks =
@@ -299,12 +374,16 @@ class Builder {
                                 moe ? l.expert_parallel_size * l.expert_tensor_parallel_size : 1);
         assert(stage_ranks % graph_.width == 0);
         graph_.replicas = stage_ranks / graph_.width;
-        graph_.communication_share =
-            step_.cluster.gpu.num_sms > 0
-                ? std::clamp(static_cast<double>(step_.schedule.overlap.communication_sms) /
-                                 step_.cluster.gpu.num_sms,
-                             0.0, 0.9)
-                : 0;
+        const SoftwareCosts software = software_costs(step_);
+        const auto share = [&](double sms) {
+            const int stated = step_.schedule.overlap.communication_sms;
+            return step_.cluster.gpu.num_sms > 0
+                       ? std::clamp((stated > 0 ? stated : sms) / step_.cluster.gpu.num_sms, 0.0,
+                                    kMostTaken)
+                       : 0.0;
+        };
+        graph_.expert_sm_share = share(software.expert_sms);
+        graph_.collective_sm_share = share(software.collective_sms);
     }
 
     void place_domains() {
@@ -340,7 +419,10 @@ class Builder {
             auto& table = load_index_.emplace_back();
             double imbalance = 0;
             int shared = -1;
-            if (routing_->same_everywhere())
+            const LayerPlacement* placement =
+                step_.placement ? &step_.placement->of(moe_layer) : nullptr;
+            const bool alike = routing_->same_everywhere() && !placement;
+            if (alike)
                 for (std::size_t j = 0; j < seen.size(); ++j)
                     if (*seen[j] == *moe) shared = of_shape[static_cast<int>(j)];
             if (shared < 0)
@@ -349,7 +431,7 @@ class Builder {
                         routing_->placed_loads(
                             moe_layer, m, l.expert_parallel_size,
                             l.expert_parallel_size * l.expert_tensor_parallel_size,
-                            graph_.place_domain),
+                            graph_.place_domain, placement),
                         l, *moe, shapes.routed_tokens * moe->num_moe_heads, graph_.width));
                     table.push_back(static_cast<std::int32_t>(graph_.loads.size() - 1));
                     imbalance += imbalance_of(graph_.loads.back()) / micro_batches;
@@ -358,7 +440,7 @@ class Builder {
                 table.push_back(shared);
                 imbalance = imbalance_of(graph_.loads[shared]);
             }
-            if (routing_->same_everywhere() && shared < 0) {
+            if (alike && shared < 0) {
                 of_shape[static_cast<int>(seen.size())] = table.front();
                 seen.push_back(moe);
             }
@@ -378,10 +460,12 @@ class Builder {
     struct LaneState {
         std::uint32_t last = kNone;                   // of the compute stream
         std::array<std::uint32_t, kNumStreams> tail;  // of each stream
-        std::int32_t under = -1;                      // exchange that runs beneath the next pass
         std::vector<std::uint32_t> wait;              // the next compute op waits for these too
         std::vector<std::uint32_t> gradients;         // exchanges before the optimizer
         std::vector<std::uint32_t> pass_ends;         // for prefetch distances
+        std::int32_t under = -1;          // exchange that runs beneath the next pass
+        std::vector<std::uint32_t> open;  // exchanges that take SMs and no job has waited for yet
+        const std::uint32_t* message = nullptr;  // the next compute op waits for what is sent here
     };
 
     std::uint32_t job(std::uint32_t work, std::int32_t loads) {
@@ -408,7 +492,33 @@ class Builder {
             if (b != kNone && b != tail) graph_.edges.push_back({b, id});
         if (tail != kNone) graph_.edges.push_back({tail, id});
         tail = id;
+        mark_company(state, id, before);
         return id;
+    }
+    /// Marks jobs and exchanges of a lane that may run at the same time. Some that are marked never
+    /// meet, which only costs the walk some events.
+    void mark_company(LaneState& state, std::uint32_t id, const std::vector<std::uint32_t>& before) {
+        if (!graph_.exact_overlap) return;
+        Op& op = graph_.ops[id];
+        if (!op.exchange) {
+            // what it waits for is over, and what went before that on the same stream
+            for (const std::uint32_t b : before)
+                if (b != kNone && graph_.ops[b].exchange)
+                    std::erase_if(state.open, [&](std::uint32_t x) {
+                        return x <= b && graph_.ops[x].stream == graph_.ops[b].stream;
+                    });
+            op.beside = !state.open.empty();
+            for (const std::uint32_t x : state.open) graph_.ops[x].beside = true;
+            return;
+        }
+        if (!(sm_share(graph_, graph_.exchanges[op.demand]) > 0)) return;
+        state.open.push_back(id);
+        // jobs since what it waits for: it may start while they run
+        std::uint32_t since = graph_.slots.empty() ? id : graph_.slots.back().front();
+        for (const std::uint32_t b : before)
+            if (b != kNone) since = std::max(since, b + 1);
+        for (std::uint32_t i = since; i < id; ++i)
+            if (!graph_.ops[i].exchange) graph_.ops[i].beside = op.beside = true;
     }
 
     std::uint32_t add_exchange(LaneState& state, const ExchangeDemand& demand, Stream stream,
@@ -426,49 +536,149 @@ class Builder {
         return add_op(state, op, before);
     }
 
-    /// The items of one pass behind one another, each with its own waits.
-    void instantiate(LaneState& state, int lane, const LayerPass& pass, int layer, int moe_layer,
-                     int micro_batch) {
-        std::vector<std::uint32_t> ids(pass.items.size(), kNone);
-        const std::uint32_t entry = state.last;
-        for (std::size_t i = 0; i < pass.items.size(); ++i) {
-            const PassItem& item = pass.items[i];
-            std::vector<std::uint32_t> before;
-            for (const int b : item.after) before.push_back(b < 0 ? entry : ids[b]);
-            if (!item.exchange && !state.wait.empty()) {
-                before.insert(before.end(), state.wait.begin(), state.wait.end());
-                state.wait.clear();
-            }
-            const std::int32_t loads =
-                moe_layer >= 0 && item.routed ? loads_of(moe_layer, micro_batch) : -1;
-            if (item.exchange) {
-                ExchangeDemand demand = item.demand;
-                demand.stage = static_cast<std::uint16_t>(lane);
-                demand.loads = loads;
-                ids[i] = add_exchange(state, demand, item.stream, item.part, item.phase, layer,
-                                      micro_batch, before);
-            } else {
-                Op op;
-                op.lane = static_cast<std::uint16_t>(lane);
-                op.layer = static_cast<std::uint16_t>(layer);
-                op.micro_batch = static_cast<std::uint16_t>(micro_batch);
-                op.phase = item.phase;
-                op.part = graph_.works[item.work].part;
-                op.demand = job(item.work, loads);
-                op.under = item.under >= 0
-                               ? static_cast<std::int32_t>(graph_.ops[ids[item.under]].demand)
-                               : state.under;
-                if (item.under < 0) state.under = -1;
-                ids[i] = add_op(state, op, before);
-            }
+    /// A pass at work on a lane: its items one after another, each with its own waits.
+    struct Running {
+        const LayerPass* pass = nullptr;
+        int layer = 0, moe_layer = -1, micro_batch = 0;
+        std::uint32_t entry = kNone;     // what came before the pass
+        std::vector<std::uint32_t> ids;  // of the items so far
+        bool done() const { return ids.size() == pass->items.size(); }
+    };
+    Running begin(const LaneState& state, const LayerPass& pass, int layer, int moe_layer,
+                  int micro_batch) {
+        Running run{&pass, layer, moe_layer, micro_batch, state.last, {}};
+        run.ids.reserve(pass.items.size());
+        return run;
+    }
+    void add_item(LaneState& state, int lane, Running& run) {
+        const PassItem& item = run.pass->items[run.ids.size()];
+        std::vector<std::uint32_t> before;
+        for (const int b : item.after) before.push_back(b < 0 ? run.entry : run.ids[b]);
+        if (!item.exchange && !state.wait.empty()) {
+            before.insert(before.end(), state.wait.begin(), state.wait.end());
+            state.wait.clear();
         }
-        if (!ids.empty()) {
+        const std::int32_t loads =
+            run.moe_layer >= 0 && item.routed ? loads_of(run.moe_layer, run.micro_batch) : -1;
+        if (item.exchange) {
+            ExchangeDemand demand = item.demand;
+            demand.stage = static_cast<std::uint16_t>(lane);
+            demand.loads = loads;
+            run.ids.push_back(add_exchange(state, demand, item.stream, item.part, item.phase,
+                                           run.layer, run.micro_batch, before));
+        } else {
+            Op op;
+            op.lane = static_cast<std::uint16_t>(lane);
+            op.layer = static_cast<std::uint16_t>(run.layer);
+            op.micro_batch = static_cast<std::uint16_t>(run.micro_batch);
+            op.phase = item.phase;
+            op.part = graph_.works[item.work].part;
+            op.demand = job(item.work, loads);
+            if (!graph_.exact_overlap)
+                op.under = item.under >= 0
+                               ? static_cast<std::int32_t>(graph_.ops[run.ids[item.under]].demand)
+                               : state.under;
+            if (item.under < 0) state.under = -1;
+            run.ids.push_back(add_op(state, op, before));
+            receive(state, run.ids.back());
+        }
+    }
+    /// The first kernel of a slot waits for what was sent, whenever the sender's ops are made.
+    void receive(LaneState& state, std::uint32_t op) {
+        if (state.message) receives_.emplace_back(op, state.message);
+        state.message = nullptr;
+    }
+    /// The next chunk lies on the same stage: what ends here is its message.
+    void hand_over(LaneState& state, std::uint32_t& sent) {
+        sent = state.message ? *state.message : state.last;  // a chunk without layers passes it on
+        state.message = nullptr;
+    }
+    void end(LaneState& state, const Running& run) {
+        if (!run.ids.empty()) {
             // What follows the pass waits for its last item, and for any of its exchanges that
             // nothing in it waited for.
-            state.last = ids.back();
-            if (pass.items.back().exchange) state.wait.push_back(ids.back());
+            state.last = run.ids.back();
+            if (run.pass->items.back().exchange) state.wait.push_back(run.ids.back());
         }
         state.pass_ends.push_back(state.last);
+    }
+    void instantiate(LaneState& state, int lane, const LayerPass& pass, int layer, int moe_layer,
+                     int micro_batch) {
+        Running run = begin(state, pass, layer, moe_layer, micro_batch);
+        while (!run.done()) add_item(state, lane, run);
+        end(state, run);
+    }
+
+    /// What a slot does, step by step: passes of layers, and what lies between them.
+    struct Step {
+        const LayerPass* pass = nullptr;
+        int layer = 0, moe_layer = -1;
+        std::function<void(LaneState&)> other;  // where there is no pass
+    };
+    struct Program {
+        int micro_batch = 0;
+        const std::uint32_t* message = nullptr;
+        std::vector<Step> steps;
+    };
+    void run(LaneState& state, int lane, const Program& program) {
+        state.message = program.message;
+        for (const Step& step : program.steps)
+            if (step.pass)
+                instantiate(state, lane, *step.pass, step.layer, step.moe_layer,
+                            program.micro_batch);
+            else
+                step.other(state);
+    }
+    /// Two programs in turns: one goes on until its tokens travel, then the other does.
+    void take_turns(LaneState& state, int lane, const Program& one, const Program& other) {
+        struct Track {
+            const Program* program;
+            std::size_t step = 0;
+            std::optional<Running> running;
+            std::uint32_t last;
+            std::vector<std::uint32_t> wait;
+            const std::uint32_t* message;
+        };
+        std::array<Track, 2> tracks = {
+            Track{&one, 0, {}, state.last, std::move(state.wait), one.message},
+            Track{&other, 0, {}, state.last, {}, other.message}};
+        state.wait.clear();
+        const auto done = [](const Track& track) {
+            return track.step == track.program->steps.size();
+        };
+        for (int turn = 0; !done(tracks[0]) || !done(tracks[1]); turn = 1 - turn) {
+            Track& track = tracks[turn];
+            std::swap(state.last, track.last);
+            std::swap(state.wait, track.wait);
+            std::swap(state.message, track.message);
+            for (bool travels = false; !travels && !done(track);) {
+                const Step& step = track.program->steps[track.step];
+                if (!step.pass) {
+                    step.other(state);
+                    ++track.step;
+                    continue;
+                }
+                if (!track.running)
+                    track.running = begin(state, *step.pass, step.layer, step.moe_layer,
+                                          track.program->micro_batch);
+                if (!track.running->done()) {
+                    add_item(state, lane, *track.running);
+                    const Op& op = graph_.ops[track.running->ids.back()];
+                    travels = op.exchange && op.stream == Stream::expert;
+                }
+                if (track.running->done()) {
+                    end(state, *track.running);
+                    track.running.reset();
+                    ++track.step;
+                }
+            }
+            std::swap(state.last, track.last);
+            std::swap(state.wait, track.wait);
+            std::swap(state.message, track.message);
+        }
+        state.last = tracks[1].last;
+        for (const Track& track : tracks)
+            state.wait.insert(state.wait.end(), track.wait.begin(), track.wait.end());
     }
 
     struct Templates {  // of one kind of layer on one lane
@@ -493,9 +703,6 @@ class Builder {
                     const std::vector<LayerChunk>& layer_chunks) {
         LaneState state;
         state.tail.fill(kNone);
-        const StepSchedule& schedule = step_.schedule;
-        const int m = schedule.num_micro_batches, p = stages(), v = chunks();
-        const LayerShapes shapes(step_);
         LayerPasses passes(step_, graph_.works);
         parameter_gathers_.assign(step_.model.layers.size() + 2, {});
         if (!embedding_forward_) {
@@ -508,116 +715,159 @@ class Builder {
                 head_backward_weight_ = passes.head(false, BackwardPart::weight);
             }
         }
-        start_parameter_gathers(state, lane, layer_chunks);
-        std::vector<int> backward_done(layer_chunks.size(), 0);
         auto& slots = graph_.slots.emplace_back();
         slots.reserve(order.size() + 1);
-        for (const Slot& slot : order) {
-            slots.push_back(static_cast<std::uint32_t>(graph_.ops.size()));
-            const LayerChunk& chunk = layer_chunks[slot.chunk];
-            const int virtual_stage = slot.chunk * p + lane, last_virtual = p * v - 1;
-            const auto key = [&](int stage) {
-                return static_cast<std::size_t>(stage) * m + slot.micro_batch;
-            };
-            if (slot.pass == Pass::forward) {
-                const std::size_t first_op = graph_.ops.size();
-                if (virtual_stage == 0) {
-                    wait_for_parameters(state, lane, kEmbedding, slot);
-                    instantiate(state, lane, *embedding_forward_, 0, -1, slot.micro_batch);
-                }
-                for (int l = chunk.first; l < chunk.first + chunk.count; ++l) {
-                    wait_for_parameters(state, lane, l, slot);
-                    instantiate(state, lane, templates(step_.model.layers[l]).forward, l,
-                                moe_index_[l], slot.micro_batch);
-                }
-                if (virtual_stage == last_virtual) {
-                    wait_for_parameters(state, lane, kHead, slot);
-                    for (int extra = 0; extra < step_.model.num_mtp_layers; ++extra)
-                        mtp(state, lane, passes, slot, true);
-                    instantiate(state, lane, *head_forward_,
-                                static_cast<int>(step_.model.layers.size()) - 1, -1,
-                                slot.micro_batch);
-                } else {
-                    send(state, lane, Group::next_stage, Stream::forward_send, Phase::forward,
-                         shapes, slot, forward_sends_[key(virtual_stage)]);
-                }
-                if (virtual_stage > 0) receive(first_op, forward_sends_[key(virtual_stage - 1)]);
+        slots.push_back(static_cast<std::uint32_t>(graph_.ops.size()));
+        start_parameter_gathers(state, lane, layer_chunks);
+        std::vector<int> weights_left(layer_chunks.size(), 0);
+        for (const Slot& slot : order) weights_left[slot.chunk] += slot.pass == Pass::forward;
+        for (std::size_t i = 0; i < order.size(); ++i) {
+            if (i > 0) slots.push_back(static_cast<std::uint32_t>(graph_.ops.size()));
+            const Program program = program_of(lane, order[i], layer_chunks, passes, weights_left);
+            if (!order[i].with_next || runs_on_cpu(step_)) {
+                run(state, lane, program);
                 continue;
             }
-            const std::size_t first_op = graph_.ops.size();
-            const bool input = slot.pass != Pass::backward_weight,
-                       weight = slot.pass != Pass::backward_input;
-            const bool last_time = ++backward_done[slot.chunk] == m * (splits_backward() ? 2 : 1);
-            if (virtual_stage == last_virtual) {
-                instantiate(state, lane,
-                            slot.pass == Pass::backward ? *head_backward_
-                            : input                     ? *head_backward_input_
-                                                        : *head_backward_weight_,
-                            static_cast<int>(step_.model.layers.size()) - 1, -1, slot.micro_batch);
-                for (int extra = 0; extra < step_.model.num_mtp_layers; ++extra)
-                    mtp(state, lane, passes, slot, false);
-                if (weight) synchronise_gradients(state, lane, kHead, slot, last_time);
-            }
-            for (int l = chunk.first + chunk.count - 1; l >= chunk.first; --l) {
-                const Templates& made = templates(step_.model.layers[l]);
-                if (input) wait_for_parameters(state, lane, l, slot);
-                instantiate(state, lane,
-                            slot.pass == Pass::backward ? made.backward
-                            : input                     ? made.backward_input
-                                                        : made.backward_weight,
-                            l, moe_index_[l], slot.micro_batch);
-                if (weight) synchronise_gradients(state, lane, l, slot, last_time);
-            }
-            if (virtual_stage == 0 && weight) {
-                instantiate(state, lane, *embedding_backward_, 0, -1, slot.micro_batch);
-                synchronise_gradients(state, lane, kEmbedding, slot, last_time);
-            }
-            if (input) {
-                if (virtual_stage > 0)
-                    send(state, lane, Group::previous_stage, Stream::backward_send, Phase::backward,
-                         shapes, slot, backward_sends_[key(virtual_stage)]);
-                if (virtual_stage < last_virtual)
-                    receive(first_op, backward_sends_[key(virtual_stage + 1)]);
-            }
+            ++i;
+            take_turns(state, lane, program,
+                       program_of(lane, order[i], layer_chunks, passes, weights_left));
+            // the second slot of the two has no ops of its own
+            slots.push_back(static_cast<std::uint32_t>(graph_.ops.size()));
         }
         slots.push_back(static_cast<std::uint32_t>(graph_.ops.size()));
         finish_lane(state, lane, layer_chunks, passes);
     }
 
-    void mtp(LaneState& state, int lane, LayerPasses& passes, const Slot& slot, bool forward) {
-        // A multi-token-prediction module is one more layer of the last kind with its own
-        // projection and loss.
+    /// @param weights_left  [chunks] passes that still add to the chunk's gradients
+    Program program_of(int lane, const Slot& slot, const std::vector<LayerChunk>& layer_chunks,
+                       LayerPasses& passes, std::vector<int>& weights_left) {
+        Program out;
+        out.micro_batch = slot.micro_batch;
+        const LayerChunk& chunk = layer_chunks[slot.chunk];
+        const int here = virtual_stage_of(lane, slot.chunk), last = last_virtual_stage(),
+                  last_layer = static_cast<int>(step_.model.layers.size()) - 1;
+        const bool down = leads_down(slot.chunk);
+        const auto key = [&](int stage) {
+            return static_cast<std::size_t>(stage) * step_.schedule.num_micro_batches +
+                   slot.micro_batch;
+        };
+        const auto pass = [&](const LayerPass& layer_pass, int layer, int moe_layer) {
+            out.steps.push_back({&layer_pass, layer, moe_layer, {}});
+        };
+        const auto then = [&](std::function<void(LaneState&)> other) {
+            out.steps.push_back({nullptr, 0, -1, std::move(other)});
+        };
+        const auto parameters = [&](int layer) {
+            then([this, lane, layer, slot](LaneState& state) {
+                wait_for_parameters(state, lane, layer, slot);
+            });
+        };
+        const auto message = [&](bool to_next, Phase phase, std::uint32_t& sent) {
+            then([this, lane, to_next, phase, slot, &sent](LaneState& state) {
+                send(state, lane, to_next ? Group::next_stage : Group::previous_stage, phase, slot,
+                     sent);
+            });
+        };
+        if (slot.pass == Pass::forward) {
+            if (here > 0) out.message = &forward_sends_[key(here - 1)];
+            if (here == 0) {
+                parameters(kEmbedding);
+                pass(*embedding_forward_, 0, -1);
+            }
+            for (int l = chunk.first; l < chunk.first + chunk.count; ++l) {
+                parameters(l);
+                pass(templates(step_.model.layers[l]).forward, l, moe_index_[l]);
+            }
+            if (here == last) {
+                parameters(kHead);
+                for (int extra = 0; extra < step_.model.num_mtp_layers; ++extra)
+                    mtp(out, passes, slot);
+                pass(*head_forward_, last_layer, -1);
+            } else if (turns_round(lane) && down) {
+                then([this, at = key(here)](LaneState& state) {
+                    hand_over(state, forward_sends_[at]);
+                });
+            } else {
+                message(down, Phase::forward, forward_sends_[key(here)]);
+            }
+            return out;
+        }
+        const bool input = slot.pass != Pass::backward_weight,
+                   weight = slot.pass != Pass::backward_input;
+        const bool last_time = weight && --weights_left[slot.chunk] == 0;
+        const auto gradients = [&](int layer) {
+            if (!weight) return;
+            then([this, lane, layer, slot, last_time](LaneState& state) {
+                synchronise_gradients(state, lane, layer, slot, last_time);
+            });
+        };
+        if (input && here < last) out.message = &backward_sends_[key(here + 1)];
+        if (here == last) {
+            pass(slot.pass == Pass::backward ? *head_backward_
+                 : input                     ? *head_backward_input_
+                                             : *head_backward_weight_,
+                 last_layer, -1);
+            for (int extra = 0; extra < step_.model.num_mtp_layers; ++extra) mtp(out, passes, slot);
+            gradients(kHead);
+        }
+        for (int l = chunk.first + chunk.count - 1; l >= chunk.first; --l) {
+            const Templates& made = templates(step_.model.layers[l]);
+            if (input) parameters(l);
+            pass(slot.pass == Pass::backward ? made.backward
+                 : input                     ? made.backward_input
+                                             : made.backward_weight,
+                 l, moe_index_[l]);
+            gradients(l);
+        }
+        if (here == 0 && weight) {
+            pass(*embedding_backward_, 0, -1);
+            gradients(kEmbedding);
+        }
+        if (input && here > 0) {
+            if (turns_round(lane) && !down)
+                then([this, at = key(here)](LaneState& state) {
+                    hand_over(state, backward_sends_[at]);
+                });
+            else
+                message(!down, Phase::backward, backward_sends_[key(here)]);
+        }
+        return out;
+    }
+
+    /// A multi-token-prediction module is one more layer of the last kind with its own projection
+    /// and loss.
+    void mtp(Program& program, LayerPasses& passes, const Slot& slot) {
         const int last = static_cast<int>(step_.model.layers.size()) - 1;
-        const LayerSpec& layer = step_.model.layers[last];
-        const int moe = moe_index_[last];
+        const Templates& made = templates(step_.model.layers[last]);
+        const auto pass = [&](const LayerPass& layer_pass, int moe_layer) {
+            program.steps.push_back({&layer_pass, last, moe_layer, {}});
+        };
+        if (slot.pass == Pass::forward) {
+            if (!mtp_forward_) mtp_forward_ = passes.mtp_projection(true, BackwardPart::both);
+            pass(*mtp_forward_, -1);
+            pass(made.forward, moe_index_[last]);
+            pass(*head_forward_, -1);
+            return;
+        }
         const BackwardPart part = slot.pass == Pass::backward_input    ? BackwardPart::input
                                   : slot.pass == Pass::backward_weight ? BackwardPart::weight
                                                                        : BackwardPart::both;
-        if (forward) {
-            if (!mtp_forward_) mtp_forward_ = passes.mtp_projection(true, BackwardPart::both);
-            instantiate(state, lane, *mtp_forward_, last, -1, slot.micro_batch);
-            instantiate(state, lane, templates(layer).forward, last, moe, slot.micro_batch);
-            instantiate(state, lane, *head_forward_, last, -1, slot.micro_batch);
-            return;
-        }
-        const Templates& made = templates(layer);
-        instantiate(state, lane,
-                    part == BackwardPart::both    ? *head_backward_
-                    : part == BackwardPart::input ? *head_backward_input_
-                                                  : *head_backward_weight_,
-                    last, -1, slot.micro_batch);
-        instantiate(state, lane,
-                    part == BackwardPart::both    ? made.backward
-                    : part == BackwardPart::input ? made.backward_input
-                                                  : made.backward_weight,
-                    last, moe, slot.micro_batch);
+        pass(part == BackwardPart::both    ? *head_backward_
+             : part == BackwardPart::input ? *head_backward_input_
+                                           : *head_backward_weight_,
+             -1);
+        pass(part == BackwardPart::both    ? made.backward
+             : part == BackwardPart::input ? made.backward_input
+                                           : made.backward_weight,
+             moe_index_[last]);
         auto& projection = mtp_backward_[static_cast<int>(part)];
         if (!projection) projection = passes.mtp_projection(false, part);
-        instantiate(state, lane, *projection, last, -1, slot.micro_batch);
+        pass(*projection, -1);
     }
 
-    void send(LaneState& state, int lane, Group group, Stream stream, Phase phase,
-              const LayerShapes& shapes, const Slot& slot, std::uint32_t& sent) {
+    void send(LaneState& state, int lane, Group group, Phase phase, const Slot& slot,
+              std::uint32_t& sent) {
+        const LayerShapes shapes(step_);
         ExchangeDemand demand;
         demand.kind = Collective::send_recv;
         demand.group = group;
@@ -625,13 +875,11 @@ class Builder {
         const auto tokens = static_cast<double>(
             costs().scatters_messages ? shapes.routed_tokens : shapes.split_tokens);
         demand.payload = Bytes{tokens * step_.model.hidden_size * shapes.element.value};
-        sent = add_exchange(state, demand, stream, Part::pipeline_comm, phase, 0, slot.micro_batch,
-                            {state.last});
-    }
-    void receive(std::size_t first_op, const std::uint32_t& send) {
-        // the first kernel of the pass waits for what was sent, whenever the sender's ops are made
-        assert(first_op < graph_.ops.size());
-        receives_.emplace_back(static_cast<std::uint32_t>(first_op), &send);
+        sent = add_exchange(
+            state, demand,
+            group == Group::next_stage ? Stream::forward_send : Stream::backward_send,
+            Part::pipeline_comm, phase, 0, slot.micro_batch, {state.last});
+        receive(state, sent);  // a chunk without layers passes on what it got
     }
 
     // -------------------------------------------------------------------------------------- data
@@ -648,6 +896,13 @@ class Builder {
     /// replicas are fewer.
     struct Held {
         double dense = 0, expert = 0;
+        double copied = 0;  ///< of `expert`: what other ranks of the expert group hold too
+        Held& operator+=(const Held& other) {
+            dense += other.dense;
+            expert += other.expert;
+            copied += other.copied;
+            return *this;
+        }
     };
     Held held(int layer) const {
         const ParallelLayout& l = step_.layout;
@@ -655,7 +910,7 @@ class Builder {
         if (layer == kEmbedding)
             return {static_cast<double>(step_.model.vocab_size) * step_.model.hidden_size / tp, 0};
         if (layer == kHead) {
-            const bool own = !step_.model.tied_embeddings || stages() > 1;
+            const bool own = !step_.model.tied_embeddings || !ends_meet();
             Held head{
                 (own ? static_cast<double>(step_.model.vocab_size) * step_.model.hidden_size / tp
                      : 0) +
@@ -663,8 +918,8 @@ class Builder {
                 0};
             for (int extra = 0; extra < step_.model.num_mtp_layers; ++extra) {
                 const Held one = held(static_cast<int>(step_.model.layers.size()) - 1);
-                head.dense += one.dense + 2.0 * step_.model.hidden_size * step_.model.hidden_size;
-                head.expert += one.expert;
+                head += one;
+                head.dense += 2.0 * step_.model.hidden_size * step_.model.hidden_size;
             }
             return head;
         }
@@ -676,9 +931,16 @@ class Builder {
                                 parameters.shared_experts) /
                 tp +
             static_cast<double>(parameters.router + parameters.mh_projections + parameters.norms);
-        if (const auto* moe = std::get_if<MoeFeedForward>(&spec.feed_forward))
-            out.expert = static_cast<double>(parameters.one_expert) * moe->num_experts /
-                         l.expert_parallel_size / l.expert_tensor_parallel_size;
+        if (const auto* moe = std::get_if<MoeFeedForward>(&spec.feed_forward)) {
+            const double one = static_cast<double>(parameters.one_expert) /
+                               l.expert_tensor_parallel_size;
+            out.expert = one * moe->num_experts / l.expert_parallel_size;
+            if (step_.placement) {
+                const LayerPlacement& here = step_.placement->of(moe_index_[layer]);
+                out.expert = one * slots_per_rank(here, l.expert_parallel_size);
+                out.copied = one * copied_per_rank(here, l.expert_parallel_size);
+            }
+        }
         return out;
     }
     int replicas_of(Group group) const {
@@ -701,6 +963,13 @@ class Builder {
         return add_exchange(state, demand, stream, Part::data_comm, phase, std::max(0, layer),
                             micro_batch, before);
     }
+    double gradient_bytes() {
+        const SoftwareCosts& software = costs();
+        const double stated = shards_parameters() && software.sharded_gradient_bytes > 0
+                                  ? software.sharded_gradient_bytes
+                                  : software.gradient_bytes;
+        return stated > 0 ? stated : size_of(step_.schedule.main_gradients).value;
+    }
     double parameter_bytes() const { return step_.schedule.precision == Precision::fp32 ? 4 : 2; }
 
     /// The gradients of one layer after its last backward (or, ZeRO-2/3, after each):
@@ -711,8 +980,7 @@ class Builder {
         if (!last_time && !each_time) return;
         const Held parameters = held(layer);
         if (!effective_overlap(step_).gradients && !each_time) {
-            waiting_.dense += parameters.dense;
-            waiting_.expert += parameters.expert;
+            waiting_ += parameters;
             return;
         }
         reduce(state, lane, parameters, layer, slot.micro_batch);
@@ -721,11 +989,11 @@ class Builder {
         const Collective kind = step_.schedule.sharding == Sharding::none
                                     ? Collective::all_reduce
                                     : Collective::reduce_scatter;
-        const SoftwareCosts& software = costs();
-        const double stated = shards_parameters() && software.sharded_gradient_bytes > 0
-                                  ? software.sharded_gradient_bytes
-                                  : software.gradient_bytes,
-                     size = stated > 0 ? stated : size_of(step_.schedule.main_gradients).value;
+        const double size = gradient_bytes();
+        if (parameters.copied > 0)  // copies of an expert add up before they are sharded
+            state.gradients.push_back(data_exchange(
+                state, lane, Collective::all_reduce, Group::expert, parameters.copied * size,
+                Phase::backward, layer, micro_batch, {state.last}));
         for (const auto& [group, count] : {std::pair{Group::data_context, parameters.dense},
                                            std::pair{Group::expert_data, parameters.expert}}) {
             if (count <= 0 || replicas_of(group) < 2) continue;
@@ -762,13 +1030,13 @@ class Builder {
         if (sharding == Sharding::none || shards_parameters() ||
             !effective_overlap(step_).parameters)
             return;
-        if (lane == 0)
+        if (has_virtual_stage(lane, 0))
             parameter_gathers_[slot_of(kEmbedding)] =
                 gather(state, lane, kEmbedding, 0, Phase::forward, {});
         for (const auto& chunk : layer_chunks)
             for (int l = chunk.first; l < chunk.first + chunk.count; ++l)
                 parameter_gathers_[slot_of(l)] = gather(state, lane, l, 0, Phase::forward, {});
-        if (lane == stages() - 1)
+        if (has_virtual_stage(lane, last_virtual_stage()))
             parameter_gathers_[slot_of(kHead)] = gather(state, lane, kHead, 0, Phase::forward, {});
     }
     void wait_for_parameters(LaneState& state, int lane, int layer, const Slot& slot) {
@@ -788,23 +1056,24 @@ class Builder {
         ids.clear();
     }
 
+    Held held_by(int lane, const std::vector<LayerChunk>& layer_chunks) const {
+        Held all;
+        const auto add = [&](int layer) { all += held(layer); };
+        if (has_virtual_stage(lane, 0)) add(kEmbedding);
+        for (const auto& chunk : layer_chunks)
+            for (int l = chunk.first; l < chunk.first + chunk.count; ++l) add(l);
+        if (has_virtual_stage(lane, last_virtual_stage())) add(kHead);
+        return all;
+    }
+
     void finish_lane(LaneState& state, int lane, const std::vector<LayerChunk>& layer_chunks,
                      LayerPasses& passes) {
         const Sharding sharding = step_.schedule.sharding;
-        if (waiting_.dense > 0 || waiting_.expert > 0) {
+        if (waiting_.dense > 0 || waiting_.expert > 0 || waiting_.copied > 0) {
             reduce(state, lane, waiting_, 0, step_.schedule.num_micro_batches - 1);
             waiting_ = {};
         }
-        Held all;
-        const auto add = [&](int layer) {
-            const Held one = held(layer);
-            all.dense += one.dense;
-            all.expert += one.expert;
-        };
-        if (lane == 0) add(kEmbedding);
-        for (const auto& chunk : layer_chunks)
-            for (int l = chunk.first; l < chunk.first + chunk.count; ++l) add(l);
-        if (lane == stages() - 1) add(kHead);
+        const Held all = held_by(lane, layer_chunks);
         const double owned = sharding == Sharding::none
                                  ? all.dense + all.expert
                                  : all.dense / replicas_of(Group::data_context) +
@@ -843,24 +1112,19 @@ class Builder {
                     }
     }
 
-    /// First and last stage hold the same matrix: their gradients meet before the optimizer of
-    /// both.
-    void tied_embeddings() {
-        if (!step_.model.tied_embeddings || stages() < 2) return;
-        ExchangeDemand demand;
-        demand.kind = Collective::all_reduce;
-        demand.group = Group::embedding;
-        demand.payload =
-            Bytes{held(kEmbedding).dense * size_of(step_.schedule.main_gradients).value};
+    /// An exchange of two stages that waits for all that their optimizers wait for, and that both
+    /// wait for.
+    void meet_before_optimizers(int one, int other, ExchangeDemand demand, Part part) {
         Op op;
+        op.lane = static_cast<std::uint16_t>(one);
         op.phase = Phase::backward;
         op.stream = Stream::data;
-        op.part = Part::pipeline_comm;
+        op.part = part;
         op.exchange = true;
+        demand.stage = static_cast<std::uint16_t>(one);
         op.demand = exchange_id(demand);
         const auto id = static_cast<std::uint32_t>(graph_.ops.size());
-        const std::uint32_t first = optimizer_start_.front(), last = optimizer_start_.back();
-        // it waits for all that the two optimizers wait for
+        const std::uint32_t first = optimizer_start_[one], last = optimizer_start_[other];
         const std::size_t edges = graph_.edges.size();
         graph_.ops.push_back(op);
         for (std::size_t i = 0; i < edges; ++i)
@@ -868,6 +1132,37 @@ class Builder {
                 graph_.edges.push_back({graph_.edges[i].before, id});
         graph_.edges.push_back({id, first});
         graph_.edges.push_back({id, last});
+    }
+
+    /// First and last stage hold the same matrix: their gradients meet before the optimizer of
+    /// both.
+    void tied_embeddings() {
+        if (!step_.model.tied_embeddings || ends_meet()) return;
+        ExchangeDemand demand;
+        demand.kind = Collective::all_reduce;
+        demand.group = Group::embedding;
+        demand.payload =
+            Bytes{held(kEmbedding).dense * size_of(step_.schedule.main_gradients).value};
+        meet_before_optimizers(0, stages() - 1, demand, Part::pipeline_comm);
+    }
+
+    /// DualPipe: a stage and the one across hold copies of the same layers, so the shards of their
+    /// gradients are added up before both update theirs.
+    void mirrored_gradients() {
+        if (!schedule_is(Pipeline::dual_pipe)) return;
+        const auto layer_chunks =
+            stage_chunks(static_cast<int>(step_.model.layers.size()), step_.layout, step_.schedule);
+        const bool sharded = step_.schedule.sharding != Sharding::none;
+        for (int lane = 0; lane < stages() / 2; ++lane) {
+            const Held all = held_by(lane, layer_chunks[lane]);
+            ExchangeDemand demand;
+            demand.kind = Collective::all_reduce;
+            demand.group = Group::mirror;
+            demand.payload = Bytes{(all.dense / (sharded ? replicas_of(Group::data_context) : 1) +
+                                    all.expert / (sharded ? replicas_of(Group::expert_data) : 1)) *
+                                   gradient_bytes()};
+            meet_before_optimizers(lane, stages() - 1 - lane, demand, Part::data_comm);
+        }
     }
 
     void notes() {
@@ -890,7 +1185,7 @@ class Builder {
         if (step_.schedule.dispatcher == Dispatcher::deduplicating &&
             step_.layout.expert_parallel_size > 1)
             graph_.assumptions.push_back(
-                routing_->knows_tokens()
+                routing_->knows_tokens() && !step_.placement
                     ? "copies that the dispatcher saves are counted from the recorded tokens"
                     : "copies that the dispatcher saves are estimated from counts, as if a "
                       "token's choices were independent");
@@ -902,10 +1197,40 @@ class Builder {
             graph_.assumptions.push_back(
                 "context parallelism shares the causal attention evenly and gathers keys and "
                 "values beside it");
-        if (effective_overlap(step_).experts && step_.layout.expert_parallel_size > 1)
+        if (step_.placement && !moe_index_.empty()) {
+            const auto layers = static_cast<int>(step_.placement->layers.size());
             graph_.assumptions.push_back(
-                "expert overlap hides the all-to-all behind the shared experts; overlap with "
-                "another micro-batch is not simulated yet");
+                "experts lie as " + step_.placement->source + " says" +
+                (layers < num_moe_layers(step_.model)
+                     ? ", whose " + std::to_string(layers) + " MoE layers repeat in order"
+                     : "") +
+                "; a source splits its rows for an expert evenly among the copies, whose gradients "
+                "are added up among all ranks of the expert group");
+        }
+        const Overlap overlap = effective_overlap(step_);
+        if (turns() && step_.layout.expert_parallel_size > 1)
+            graph_.assumptions.push_back(
+                "the forward of one micro-batch and the backward of another take turns on a stage: "
+                "each computes while the other's tokens travel");
+        else if (overlap.experts && step_.layout.expert_parallel_size > 1)
+            graph_.assumptions.push_back(
+                "expert overlap hides the all-to-all behind the shared experts, or a stated share of "
+                "it behind another micro-batch; with --communication-sms micro-batches take turns "
+                "where the schedule pairs them (1f1b, interleaved), and what their kernels do not "
+                "cover is waited for");
+        if (std::any_of(graph_.ops.begin(), graph_.ops.end(),
+                        [](const Op& op) { return op.exchange && op.beside; }))
+            graph_.assumptions.push_back(
+                "while they last, exchanges beside kernels take " +
+                percent_text(graph_.expert_sm_share) + " (experts) and " +
+                percent_text(graph_.collective_sm_share) +
+                " (other collectives) of the SMs, and the memory bandwidth of the bytes they move");
+        if (schedule_is(Pipeline::dual_pipe))
+            graph_.assumptions.push_back(
+                "the two copies of a layer add up their gradients before both update them");
+    }
+    static std::string percent_text(double share) {
+        return exact_text(std::round(share * 1000) / 10) + " %";
     }
 
     const StepCase& step_;

@@ -106,7 +106,8 @@ enum class Group : std::uint8_t {
     expert_data,
     next_stage,
     previous_stage,
-    embedding
+    embedding,
+    mirror  ///< DualPipe: the stage across, which holds copies of the same layers
 };
 /// A demand on the network by key. All groups of the stage exchange at once (replicas are not
 /// folded here).
@@ -128,8 +129,11 @@ struct Op {
     Part part = Part::compute;
     bool exchange = false;
     bool awaited = false;  ///< the host waits until this kernel could begin, then launches it
+    bool beside = false;  ///< a job that an exchange may run beside, and such an exchange: it takes
+                          ///< SMs and memory bandwidth from the job for as long as both last
     std::uint32_t demand = 0;  ///< index of a job, or of an exchange's demand
-    std::int32_t under = -1;   ///< demand of the exchange that takes SMs while this job runs
+    /// Where overlap is not walked exactly: demand of the exchange that takes SMs while this job runs.
+    std::int32_t under = -1;
 };
 struct Edge {
     std::uint32_t before = 0, after = 0;
@@ -147,13 +151,22 @@ struct StepGraph {
                 ///< a lane's ops lie side by side
     int num_lanes = 1, width = 1,
         replicas = 1;  ///< ranks of a stage = width · replicas; stages are contiguous
+    /// Jobs and exchanges that run at the same time are timed against each other; else a job loses
+    /// SMs to the one exchange that begins with it, for as long as that lasts alone.
+    bool exact_overlap = false;
+    bool takes_turns = false;  ///< micro-batches do on every lane (model/stage_layers.hpp)
     std::vector<double>
         load_imbalance;  ///< [num_moe_layers] mean over micro-batches of max / mean rows by rank
     std::vector<int> place_domain;  ///< [expert_parallel_size] NVLink domain of each place of an
                                     ///< expert group, counted from 0 in the group's order
     std::vector<std::string> assumptions, folded;
-    double communication_share = 0;  ///< of the SMs, while an overlapped exchange lasts
+    /// Of the SMs, that an exchange among experts and any other collective hold while they last.
+    double expert_sm_share = 0, collective_sm_share = 0;
 };
+
+/// Of a GPU's SMs, while an exchange lasts. Messages between stages go by copy engines and few
+/// channels: none.
+double sm_share(const StepGraph&, const ExchangeDemand&);
 
 /// @throws InputError for a trace that does not fit the model. The layout must have passed
 /// `step_findings`.
@@ -194,6 +207,7 @@ struct JobPrice {
     double sync_first = 0;   ///< > 0: the host waits for what came before, and this long more
     double sync = 0;         ///< > 0: then the host waits for the device, and this long more
     double mean_device = 0;  ///< over the ranks of the lane
+    double streamed = 0;     ///< share of `device` in kernels that memory bandwidth bounds, else SMs do
     std::array<double, 4> by_basis{};  ///< seconds of `device` by Basis
     std::int32_t by_rank = -1;         ///< row of JobPrices::ranks; −1: every rank alike
 };

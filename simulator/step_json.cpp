@@ -154,6 +154,18 @@ std::string chrome_trace(const StepReport& report) {
                                   {"ts", bar.begin.value * 1e6},
                                   {"dur", (bar.end - bar.begin).value * 1e6}});
     }
+    if (!report.link_history.empty()) {
+        const auto pid = static_cast<std::int64_t>(report.peak_memory.size());  // after the last rank
+        events.push_back(Json{
+            {"ph", "M"}, {"name", "process_name"}, {"pid", pid}, {"args", {{"name", "links"}}}});
+        for (const LinkHistory& curve : report.link_history)
+            for (const LinkPoint& point : curve.points)
+                events.push_back(Json{{"ph", "C"},
+                                      {"name", curve.link},
+                                      {"pid", pid},
+                                      {"ts", point.time.value * 1e6},
+                                      {"args", {{"busy", point.busy}}}});
+    }
     Json out;
     out["displayTimeUnit"] = "ms";
     out["traceEvents"] = std::move(events);

@@ -12,6 +12,12 @@
 #include "simulator/step_walk.hpp"
 
 namespace moeplan {
+namespace {
+
+/// Of a GPU's memory bandwidth: something is always left to kernels.
+constexpr double kMostTaken = 0.9;
+
+}  // namespace
 
 StepNetwork::StepNetwork(const StepCase& step, const StepGraph& graph)
     : step_(step), graph_(graph), links_(build_link_graph(step.cluster)) {
@@ -34,6 +40,7 @@ StepNetwork::StepNetwork(const StepCase& step, const StepGraph& graph)
     made_.resize(graph.exchanges.size());
     loads_.resize(graph.exchanges.size());
     alone_.assign(graph.exchanges.size(), -1);
+    memory_share_.assign(graph.exchanges.size(), -1);
 }
 
 bool StepNetwork::crosses_domains(const std::vector<int>& ranks) const {
@@ -314,6 +321,51 @@ const Exchange& StepNetwork::loads(std::uint32_t id) {
 double StepNetwork::alone(std::uint32_t id) {
     if (alone_[id] < 0) alone_[id] = time_alone(loads(id)).value;
     return alone_[id];
+}
+
+namespace {
+
+/// Bytes that a rank of a collective over n sends, and likewise receives, by rings.
+double bytes_each_way(Collective kind, double payload, std::size_t n) {
+    const double share = n > 1 ? static_cast<double>(n - 1) / static_cast<double>(n) : 0;
+    switch (kind) {
+        case Collective::all_reduce:
+            return 2 * share * payload;
+        case Collective::all_gather:
+        case Collective::reduce_scatter:
+            return share * payload;
+        default:
+            return payload;
+    }
+}
+
+}  // namespace
+
+double StepNetwork::memory_share(std::uint32_t id) {
+    if (memory_share_[id] >= 0) return memory_share_[id];
+    const ExchangeDemand& demand = graph_.exchanges[id];
+    double most = 0;  // sent and received by one rank
+    if (demand.kind == Collective::all_to_all) {
+        const int n = step_.layout.expert_parallel_size;
+        for (std::size_t group = 0; group < own_groups(demand); ++group) {
+            const std::vector<double> bytes =
+                all_to_all_bytes(graph_, step_.layout, demand, step_.schedule.dispatcher,
+                                 static_cast<int>(group));
+            for (int rank = 0; rank < n; ++rank) {
+                double both = 0;
+                for (int other = 0; other < n; ++other)
+                    both += bytes[static_cast<std::size_t>(rank) * n + other] +
+                            bytes[static_cast<std::size_t>(other) * n + rank];
+                most = std::max(most, both);
+            }
+        }
+    } else {
+        const auto groups = exchange_groups(graph_, step_.layout, demand);
+        most = 2 * bytes_each_way(demand.kind, demand.payload.value, groups.front().size());
+    }
+    const double bandwidth = step_.cluster.gpu.memory_bandwidth.value, lasts = alone(id);
+    return memory_share_[id] =
+               bandwidth > 0 && lasts > 0 ? std::min(kMostTaken, most / bandwidth / lasts) : 0;
 }
 
 }  // namespace moeplan

@@ -23,7 +23,7 @@ Walker::Walker(const StepGraph& graph, const JobPrices& prices, StepNetwork& net
     line_.begin.assign(ops, 0);
     line_.end.assign(ops, 0);
     line_.device.assign(ops, 0);
-    host_.assign(static_cast<std::size_t>(graph.num_lanes), 0);
+    lanes_.resize(static_cast<std::size_t>(graph.num_lanes));
 }
 
 void Walker::begin() {
@@ -57,41 +57,123 @@ void Walker::resolve(std::uint32_t i) {
     }
 }
 
-/// Kernels: when they end is known as soon as what they wait for is, even if that lies ahead of the
-/// network's clock.
-void Walker::work(std::uint32_t i) {
-    const Op& op = graph_.ops[i];
-    const JobPrice& price = prices_.jobs[op.demand];
-    double device = price.device;
-    if (!prices_.slowdown.empty()) {
-        const auto& slow = prices_.slowdown[op.lane];
-        double most = 0;
-        for (std::size_t r = 0; r < slow.size(); ++r)
-            most = std::max(most, slow[r] * (price.by_rank >= 0 ? prices_.ranks[price.by_rank][r]
-                                                                : price.device));
-        device = most;
-    }
-    if (op.under >= 0 && graph_.communication_share > 0) {
-        // the exchange holds its SMs while it lasts: at most its time alone, at the remaining rate
-        const double rate = 1 - graph_.communication_share,
-                     lasts = network_.alone(static_cast<std::uint32_t>(op.under));
-        device =
-            device / rate <= lasts ? device / rate : device + lasts * graph_.communication_share;
-    }
-    double& host = host_[op.lane];
+/// Of the slowest rank of the lane.
+double Walker::device_of(const Op& op, const JobPrice& price) const {
+    if (prices_.slowdown.empty()) return price.device;
+    const auto& slow = prices_.slowdown[op.lane];
+    double most = 0;
+    for (std::size_t r = 0; r < slow.size(); ++r)
+        most = std::max(most, slow[r] * (price.by_rank >= 0 ? prices_.ranks[price.by_rank][r]
+                                                            : price.device));
+    return most;
+}
+
+/// @return how long it takes with the device to itself
+double Walker::begin_job(Lane& lane, std::uint32_t i, double device) {
+    const JobPrice& price = prices_.jobs[graph_.ops[i].demand];
     const double begin = line_.begin[i];
-    if (op.awaited) host = std::max(host, begin);
-    if (price.sync_first > 0) host = std::max(host, begin) + price.sync_first;
-    const double mixed = price.mixed > 0 ? price.mixed + (device - price.device) : 0;
+    if (graph_.ops[i].awaited) lane.host = std::max(lane.host, begin);
+    if (price.sync_first > 0) lane.host = std::max(lane.host, begin) + price.sync_first;
+    if (!(price.mixed > 0)) return device;
+    return std::max(device, lane.host + price.mixed + (device - price.device) - begin);
+}
+
+void Walker::end_job(Lane& lane, std::uint32_t i) {
+    const JobPrice& price = prices_.jobs[graph_.ops[i].demand];
     double& end = line_.end[i];
-    end = std::max(begin + device, price.mixed > 0 ? host + mixed : 0.0);
-    line_.device[i] = device;
-    host += price.host;
+    lane.host += price.host;
     if (price.sync > 0) {
         // what follows is launched after the host has read: the device is idle meanwhile
-        host = end = std::max(host, end) + price.sync;
+        lane.host = end = std::max(lane.host, end) + price.sync;
     }
     resolve(i);
+}
+
+/// Kernels: when they end is known as soon as what they wait for is, even if that lies ahead of the
+/// network's clock; unless an exchange may run beside them.
+void Walker::work(std::uint32_t i) {
+    const Op& op = graph_.ops[i];
+    Lane& lane = lanes_[op.lane];
+    if (op.beside) {
+        lane.job = i;
+        lane.running = false;
+        call_at(line_.begin[i], op.lane, ++lane.version);
+        return;
+    }
+    double device = device_of(op, prices_.jobs[op.demand]);
+    if (op.under >= 0) {
+        // the exchange holds its SMs while it lasts: at most its time alone, at the remaining rate
+        const auto demand = static_cast<std::uint32_t>(op.under);
+        const double share = sm_share(graph_, graph_.exchanges[demand]), rate = 1 - share,
+                     lasts = network_.alone(demand);
+        device = device / rate <= lasts ? device / rate : device + lasts * share;
+    }
+    line_.device[i] = device;
+    line_.end[i] = line_.begin[i] + begin_job(lane, i, device);
+    end_job(lane, i);
+}
+
+void Walker::due(double now, std::uint32_t at, std::uint32_t version) {
+    Lane& lane = lanes_[at];
+    if (version != lane.version) return;
+    const std::uint32_t i = lane.job;
+    if (!lane.running) {
+        const Op& op = graph_.ops[i];
+        lane.device = device_of(op, prices_.jobs[op.demand]);
+        lane.all = lane.left = begin_job(lane, i, lane.device);
+        lane.running = true;
+        lane.since = now;
+        time_anew(at, now);
+        return;
+    }
+    lane.running = false;
+    line_.end[i] = now;
+    // what the others took it was at work, too
+    line_.device[i] = std::max(0.0, now - line_.begin[i] - (lane.all - lane.device));
+    end_job(lane, i);
+}
+
+/// A kernel slows by what bounds it: with a share s of the SMs gone, products take 1/(1 − s) as
+/// long; with a share h of the memory bandwidth gone, streaming takes 1/(1 − h). Where the device
+/// waits for launches it loses nothing.
+double Walker::rate_of(const Lane& lane) const {
+    if (lane.exchanges == 0 || !(lane.all > 0)) return 1;
+    constexpr double kMost = 0.9;  // something is always left to kernels
+    const double streamed = prices_.jobs[graph_.ops[lane.job].demand].streamed,
+                 slower = (1 - streamed) / (1 - std::min(kMost, lane.sms)) +
+                          streamed / (1 - std::min(kMost, lane.memory)),
+                 working = lane.device / lane.all;
+    return 1 / (1 - working + working * slower);
+}
+
+void Walker::time_anew(std::uint32_t at, double now) {
+    Lane& lane = lanes_[at];
+    if (!lane.running) return;
+    lane.left = std::max(0.0, lane.left - (now - lane.since) * lane.rate);
+    lane.since = now;
+    lane.rate = rate_of(lane);
+    call_at(now + lane.left / lane.rate, at, ++lane.version);
+}
+
+void Walker::hold(std::uint32_t i, double now) {
+    const Op& op = graph_.ops[i];
+    Lane& lane = lanes_[op.lane];
+    ++lane.exchanges;
+    lane.sms += sm_share(graph_, graph_.exchanges[op.demand]);
+    lane.memory += network_.memory_share(op.demand);
+    time_anew(op.lane, now);
+}
+
+void Walker::release(std::uint32_t i, double now) {
+    const Op& op = graph_.ops[i];
+    Lane& lane = lanes_[op.lane];
+    if (--lane.exchanges == 0) {
+        lane.sms = lane.memory = 0;
+    } else {
+        lane.sms -= sm_share(graph_, graph_.exchanges[op.demand]);
+        lane.memory -= network_.memory_share(op.demand);
+    }
+    time_anew(op.lane, now);
 }
 
 namespace {
@@ -121,8 +203,11 @@ class EngineWalker : public Walker {
         }
         const double delay = line_.begin[i] - engine_.now().value;
         const auto start = [this, i, &demand] {
+            if (graph_.ops[i].beside) hold(i, std::max(line_.begin[i], engine_.now().value));
             engine_.start(demand, [this, i] {
-                finish(i, std::max(line_.begin[i], engine_.now().value));
+                const double now = std::max(line_.begin[i], engine_.now().value);
+                if (graph_.ops[i].beside) release(i, now);
+                finish(i, now);
                 drain();
             });
         };
@@ -130,6 +215,13 @@ class EngineWalker : public Walker {
             engine_.after(Seconds{delay}, start);
         else
             start();
+    }
+    void call_at(double time, std::uint32_t lane, std::uint32_t version) override {
+        engine_.after(Seconds{std::max(0.0, time - engine_.now().value)},
+                      [this, time, lane, version] {
+                          due(time, lane, version);
+                          drain();
+                      });
     }
 
     NetworkEngine& engine_;

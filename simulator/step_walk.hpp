@@ -54,6 +54,9 @@ class StepNetwork {
     /// closed form asks for.
     const Exchange& loads(std::uint32_t demand);
     double alone(std::uint32_t demand);  ///< seconds, with the links to itself
+    /// Of a GPU's memory bandwidth, while an exchange lasts as long as alone: what its busiest rank
+    /// sends is read and what it receives is written, once.
+    double memory_share(std::uint32_t demand);
     const std::vector<std::string>& folded() const { return folded_; }
 
   private:
@@ -81,7 +84,7 @@ class StepNetwork {
     std::vector<std::unique_ptr<Exchange>> made_, loads_;             // [demands]
     std::map<int, Traffic> traffic_;                                  // the last of each group
     std::map<std::pair<int, int>, std::unique_ptr<GroupWays>> ways_;  // stage, group
-    std::vector<double> alone_;
+    std::vector<double> alone_, memory_share_;
     std::vector<std::string> folded_;
     struct Fold {
         Collective kind;

@@ -1,6 +1,9 @@
 #pragma once
 /// Ops in order, each as soon as what it waits for is done: kernels by their prices, exchanges by
 /// whoever derives from this.
+///
+/// Jobs that an exchange may run beside have a clock of their own: while the exchange holds SMs and
+/// memory bandwidth of the lane they go on at a lower rate, and are timed anew at its begin and end.
 
 #include <cstdint>
 #include <vector>
@@ -19,6 +22,8 @@ class Walker {
   protected:
     /// Its begin is known; `finish` is to be called when its end is.
     virtual void exchange(std::uint32_t op) = 0;
+    /// `due` is to be called at this time, then `drain`.
+    virtual void call_at(double time, std::uint32_t lane, std::uint32_t version) = 0;
 
     void begin();  ///< all that waits for nothing
     void drain();  ///< until only exchanges are under way
@@ -29,6 +34,11 @@ class Walker {
     }
     /// @throws std::logic_error if ops are left: the graph has a cycle
     Timeline take();
+    /// A timer of a lane; one that was overtaken does nothing.
+    void due(double now, std::uint32_t lane, std::uint32_t version);
+    /// An exchange that jobs run beside begins, and ends.
+    void hold(std::uint32_t op, double now);
+    void release(std::uint32_t op, double now);
 
     const StepGraph& graph_;
     const JobPrices& prices_;
@@ -36,14 +46,30 @@ class Walker {
     Timeline line_;
 
   private:
+    /// The device of a lane.
+    struct Lane {
+        double host = 0;  // when the host has issued all so far
+        double sms = 0, memory = 0;  // shares held by exchanges
+        int exchanges = 0;           // that hold them
+        // the job that has a clock
+        std::uint32_t job = 0, version = 0;
+        bool running = false;
+        double left = 0, since = 0, rate = 1;  // seconds at full rate; when it was so; now
+        double device = 0, all = 0;            // of `all` seconds alone the device works so long
+    };
     void resolve(std::uint32_t op);
     void work(std::uint32_t op);
+    double device_of(const Op&, const JobPrice&) const;
+    double begin_job(Lane&, std::uint32_t op, double device);
+    void end_job(Lane&, std::uint32_t op);
+    double rate_of(const Lane&) const;
+    void time_anew(std::uint32_t lane, double now);
 
     struct {
         std::vector<std::uint32_t> first, to;
     } after_;                                     // ops that wait for an op
     std::vector<std::uint32_t> pending_, queue_;  // how many an op waits for; ready
-    std::vector<double> host_;                    // [lanes] when the host has issued all so far
+    std::vector<Lane> lanes_;
     std::size_t resolved_ = 0;
 };
 

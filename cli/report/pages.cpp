@@ -144,6 +144,18 @@ void add_step(Page& page, const JsonReader& r) {
                             loss.at("remedy").text()});
         page.table({"lost", "to", "what would help"}, rows);
     }
+    if (const auto busy_by_rank = numbers(r.find("busy_by_rank_s")); busy_by_rank.size() > 1) {
+        Chart chart{.kind = ChartKind::line,
+                    .title = "Kernels, rank by rank",
+                    .x_axis = "rank",
+                    .y_axis = "seconds",
+                    .words = "How long each rank's kernels work; the rest of the step it waits."};
+        Series series;
+        for (const std::size_t i : evenly(busy_by_rank.size(), kMostPoints))
+            series.points.push_back({static_cast<double>(i), busy_by_rank[i]});
+        chart.series = {series};
+        page.chart(chart);
+    }
     if (const auto by_rank = r.find("memory_by_rank");
         by_rank && by_rank->is_array() && by_rank->size() > 0) {
         Chart chart{.kind = ChartKind::line,
@@ -236,7 +248,7 @@ void add_timeline(Page& page, const JsonReader& r) {
                    : what.starts_with("dispatch") ? "dispatch"
                    : what.starts_with("combine")  ? "combine"
                    : stream.starts_with("send")   ? "pipeline_comm"
-                   : stream == "data"             ? "data_comm"
+                   : stream == "data" || stream == "parameters" ? "data_comm"
                    : stream == "tensor"           ? "tensor_comm"
                    : stream == "host"             ? "host"
                                                   : "context_comm";

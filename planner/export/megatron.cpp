@@ -137,7 +137,15 @@ void add_parallelism(Flags& flags, const StepCase& step, Exported& out) {
     if (schedule.overlap.gradients) flags.add("overlap-grad-reduce");
     if (schedule.overlap.parameters && schedule.sharding != Sharding::none)
         flags.add("overlap-param-gather");
-    if (schedule.overlap.experts) flags.add("overlap-moe-expert-parallel-comm");
+    if (schedule.overlap.experts) {
+        flags.add("overlap-moe-expert-parallel-comm");
+        if (layout.pipeline_parallel_size > 1 && schedule.virtual_pipeline_size == 1)
+            out.notes.push_back(
+                "Megatron-LM overlaps micro-batches of a pipeline only in its interleaved schedule: "
+                "give --num-virtual-stages-per-pipeline-rank");
+    } else if (schedule.overlap.shared_experts) {
+        flags.add("moe-shared-expert-overlap");
+    }
     if (schedule.recompute.full) {
         flags.add("recompute-granularity", "full");
         flags.add("recompute-method", "uniform");
@@ -151,8 +159,7 @@ void add_parallelism(Flags& flags, const StepCase& step, Exported& out) {
     }
     if (!schedule.stage_layers.empty())
         out.notes.push_back("uneven stages: give --pipeline-model-parallel-layout by hand");
-    if (schedule.pipeline == Pipeline::zero_bubble || schedule.pipeline == Pipeline::dual_pipe ||
-        schedule.pipeline == Pipeline::gpipe)
+    if (schedule.pipeline != Pipeline::one_f_one_b && schedule.pipeline != Pipeline::interleaved)
         out.notes.push_back("Megatron-LM runs 1F1B: schedule " +
                             std::string(name_of(schedule.pipeline)) + " is not one of its own");
 }

@@ -24,6 +24,10 @@ Exported to_torchtitan(const StepCase& step) {
             "planned with " + std::string(name_of(schedule.sharding)) +
             "; torchtitan shards weights too (FSDP), unless resharding after forward is "
             "switched off as here");
+    if (pipeline && schedule.pipeline == Pipeline::dual_pipe)
+        out.notes.push_back(
+            "torchtitan's DualPipeV is DualPipe folded at its middle: half as many ranks, each "
+            "layer held once");
     out.notes.push_back("[model] and its flavor name a shape registered in torchtitan: register " +
                         step.model.name);
 
@@ -52,7 +56,8 @@ Exported to_torchtitan(const StepCase& step) {
     line("pipeline_parallel_degree", layout.pipeline_parallel_size);
     if (pipeline) {
         line("pipeline_parallel_schedule",
-             std::string(schedule.virtual_pipeline_size > 1           ? "Interleaved1F1B"
+             std::string(schedule.pipeline == Pipeline::zero_bubble_v ? "ZBVZeroBubble"
+                         : schedule.virtual_pipeline_size > 1         ? "Interleaved1F1B"
                          : schedule.pipeline == Pipeline::gpipe       ? "GPipe"
                          : schedule.pipeline == Pipeline::zero_bubble ? "InterleavedZeroBubble"
                          : schedule.pipeline == Pipeline::dual_pipe   ? "DualPipeV"

@@ -5,16 +5,10 @@
 #include <vector>
 
 #include "core/json.hpp"
+#include "simulator/step.hpp"
 #include "traces/routing_trace.hpp"
 
 namespace moeplan {
-
-/// Experts of one MoE layer on ranks; an expert may have several copies.
-struct LayerPlacement {
-    int moe_layer = 0;
-    std::vector<std::vector<int>> ranks_of_expert;  ///< [num_experts] ascending ranks, at least one
-    bool operator==(const LayerPlacement&) const = default;
-};
 
 /// Contiguous equal blocks, as frameworks place experts unasked. num_ranks divides num_experts.
 LayerPlacement contiguous_placement(int num_experts, int num_ranks);

@@ -83,13 +83,22 @@ inline StepCase drawn_case(std::uint64_t number) {
     step.schedule.sequence_parallel = tp > 1;
     step.schedule.num_micro_batches = 4;
     if (pp > 1) {
-        const int schedule = pick("schedule", {0, 1, 2, 3});
-        step.schedule.pipeline = schedule == 0   ? Pipeline::gpipe
-                                 : schedule == 1 ? Pipeline::one_f_one_b
-                                 : schedule == 2 ? Pipeline::interleaved
-                                                 : Pipeline::zero_bubble;
-        if (schedule == 2) step.schedule.virtual_pipeline_size = 2;
+        step.schedule.pipeline = static_cast<Pipeline>(pick("schedule", {0, 1, 2, 3, 4, 5}));
+        if (step.schedule.pipeline == Pipeline::interleaved ||
+            step.schedule.pipeline == Pipeline::zero_bubble_v)
+            step.schedule.virtual_pipeline_size = 2;
+        if (step.schedule.pipeline == Pipeline::dual_pipe)
+            step.schedule.num_micro_batches = 2 * pp;
     }
+    if (pick("shared", {0, 1}))
+        for (auto& layer : step.model.layers)
+            if (auto* moe = std::get_if<MoeFeedForward>(&layer.feed_forward)) {
+                moe->num_shared_experts = 1;
+                moe->shared_expert_hidden_size = 512;
+            }
+    step.schedule.overlap.experts = pick("overlap experts", {0, 1});
+    step.schedule.overlap.communication_sms = pick("communication sms", {0, 24});
+    step.schedule.overlap.shared_experts = pick("overlap shared experts", {0, 1});
     step.schedule.sharding = static_cast<Sharding>(pick("zero", {0, 1, 2, 3}));
     step.schedule.overlap.gradients = pick("overlap", {0, 1});
     step.schedule.overlap.parameters = pick("overlap parameters", {0, 1});

@@ -135,14 +135,34 @@ TEST(Step, SamplesGiveAnIntervalAroundTheStep) {
     EXPECT_LT((*report.interval)[0], (*report.interval)[1]);
 }
 
-TEST(Step, DualPipeIsRefusedAndNotReplaced) {
-    StepCase step = tests::small_case(1);
-    step.layout = {1, 1, 4, 2, 1, 1};
-    step.schedule.pipeline = Pipeline::dual_pipe;
-    bool named = false;
-    for (const auto& finding : step_findings(step))
-        named = named || finding.detail.find("not simulated yet") != std::string::npos;
-    EXPECT_TRUE(named);
+TEST(Step, SchedulesThatCannotBeSayWhy) {
+    const auto broken = [](Pipeline pipeline, int p, int v, int m) {
+        StepCase step = tests::small_case(1);
+        step.model = tests::small_model(24, 1);
+        step.layout = {1, 1, p, 24 / p, 1, 1};
+        step.cluster = load_cluster("dgx-h100:3");
+        step.schedule.pipeline = pipeline;
+        step.schedule.virtual_pipeline_size = v;
+        step.schedule.num_micro_batches = m;
+        std::string details;
+        for (const auto& finding : step_findings(step))
+            if (finding.severity == Severity::broken) details += finding.detail + "\n";
+        if (!details.empty()) {
+            EXPECT_THROW(estimate_step(step), InputError) << details;
+        }
+        return details;
+    };
+    EXPECT_EQ(broken(Pipeline::dual_pipe, 4, 1, 8), "");
+    EXPECT_NE(broken(Pipeline::dual_pipe, 3, 1, 8).find("even number of stages"), std::string::npos);
+    EXPECT_NE(broken(Pipeline::dual_pipe, 4, 1, 6).find("at least 2·PP micro-batches, not 6"),
+              std::string::npos);
+    EXPECT_NE(broken(Pipeline::dual_pipe, 4, 1, 9).find("9 are odd"), std::string::npos);
+    EXPECT_NE(broken(Pipeline::dual_pipe, 4, 2, 8).find("VPP 2"), std::string::npos);
+    EXPECT_EQ(broken(Pipeline::zero_bubble_v, 4, 2, 5), "");
+    EXPECT_NE(broken(Pipeline::zero_bubble_v, 4, 1, 8).find("two chunks a stage"),
+              std::string::npos);
+    EXPECT_NE(broken(Pipeline::zero_bubble_v, 4, 3, 8).find("two chunks a stage"),
+              std::string::npos);
 }
 
 }  // namespace
