@@ -372,6 +372,7 @@ struct ExpertActivationForward {
     std::int64_t rows = 0, width = 0, num_groups = 1;
     ActivationKind kind = ActivationKind::swiglu;
     NumberFormat format = NumberFormat::f32;
+    bool operator==(const ExpertActivationForward&) const = default;
 };
 /// dx = the activation's gradient at x + bias; dbias[g] += Σ over its rows of dx, before it is rounded.
 struct ExpertActivationBackward {
@@ -382,6 +383,7 @@ struct ExpertActivationBackward {
     std::int64_t rows = 0, width = 0, num_groups = 1;
     ActivationKind kind = ActivationKind::swiglu;
     NumberFormat format = NumberFormat::f32;
+    bool operator==(const ExpertActivationBackward&) const = default;
 };
 
 /// sum = a + b; y = rms_norm of the sum as it is stored. `sum` may be a or b.
@@ -393,6 +395,7 @@ struct ResidualRmsNormForward {
     std::int64_t rows = 0, width = 0;
     double epsilon = 1e-6;
     NumberFormat format = NumberFormat::f32;
+    bool operator==(const ResidualRmsNormForward&) const = default;
 };
 
 /// cross_entropy_forward and _backward in place: the loss of each token, and its gradient where the
