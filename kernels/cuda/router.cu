@@ -170,7 +170,7 @@ __device__ __forceinline__ double sum_of_warps(const double* per_warp) {
 }
 
 template <int kItems>
-__global__ void __launch_bounds__(kThreads, kItems <= 8 ? 5 : kItems == 16 ? 4 : 3) router_forward_kernel(const float* __restrict__ logits, Choosing a, float* __restrict__ partial_sums,
+__global__ void __launch_bounds__(kThreads, kItems <= 8 ? 5 : kItems == 16 ? 3 : 2) router_forward_kernel(const float* __restrict__ logits, Choosing a, float* __restrict__ partial_sums,
                                                                   double* __restrict__ partial_z) {
     const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
     // [warps, num_experts] sums where they are asked for, then as many scores where there are groups.
@@ -218,7 +218,7 @@ __device__ __forceinline__ void load_tile(float* tile, const T* __restrict__ x, 
 
 /// kRows·16 units a block; a thread's share of a tile is kRows × 4.
 template <typename T, int N, int kItems, int kRows>
-__global__ void __launch_bounds__(kThreads, kItems <= 8 ? 3 : 2) route_kernel(const T* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ bias,
+__global__ void __launch_bounds__(kThreads, kItems <= 8 ? 2 : 1) route_kernel(const T* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ bias,
                                                          float* __restrict__ logits, Choosing a, float* __restrict__ partial_sums,
                                                          double* __restrict__ partial_z, std::int64_t width) {
     constexpr int kUnits = 16 * kRows, kOwn = (kItems * kWarp + kThreads - 1) / kThreads;
