@@ -66,8 +66,9 @@ std::vector<ErrorBand> error_bands(const std::vector<AccuracyRow>& rows,
                 band.sources = static_cast<int>(of_source.size());
                 if ((band.records < kFewestRows || band.sources < kFewestSources) && wider < 2)
                     continue;
-                band.low = weighted_quantile(errors, 0.1);
-                band.high = weighted_quantile(errors, 0.9);
+                const double unseen = std::sqrt(1 + 1.0 / band.sources);
+                band.low = unseen * weighted_quantile(errors, 0.1);
+                band.high = unseen * weighted_quantile(errors, 0.9);
                 break;
             }
             if (band.records > 0) out.push_back(band);

@@ -15,6 +15,8 @@ double weighted_quantile(std::vector<std::pair<double, double>> values_and_weigh
 /// One band a kind (dense or MoE, narrow or not) from step times with `predicted_source_left_out`.
 /// n rows of a source weigh √n together, so that no large sweep decides alone. A kind with fewer
 /// than 8 rows or 2 sources takes in the other precisions of its architecture, then every row.
+/// A source not seen yet scatters by √(1 + 1/n) more than the n that tell how much they scatter (the
+/// variance of a prediction from n drawn values is σ²·(1 + 1/n)): the band is as much wider.
 /// @param without  a source that does not count; empty: all do
 std::vector<ErrorBand> error_bands(const std::vector<AccuracyRow>&,
                                    const std::string& without = "");

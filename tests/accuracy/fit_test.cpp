@@ -228,5 +228,28 @@ TEST(ErrorBands, ASourceIsJudgedByTheOthers) {
     EXPECT_EQ(bands.front().sources, 3);
 }
 
+TEST(ErrorBands, ASourceNotSeenScattersMoreThanThoseThatWereSeen) {
+    // ln(measured/predicted) of every row of n sources is ±0.1, half each: the middles of the outer tenths lie at ±0.1, and a further
+    // draw has the variance σ²·(1 + 1/n).
+    for (const int sources : {2, 4, 12}) {
+        std::vector<AccuracyRow> rows;
+        for (int s = 0; s < sources; ++s)
+            for (int i = 0; i < 20; ++i) {
+                AccuracyRow row;
+                row.metric = Metric::step_time;
+                row.source = "source " + std::to_string(s);
+                row.architecture = "dense";
+                row.precision = "bf16";
+                row.predicted = 1;
+                row.predicted_source_left_out = 1;
+                row.measured = std::exp(i % 2 ? 0.1 : -0.1);
+                rows.push_back(row);
+            }
+        const ErrorBand band = error_bands(rows).front();
+        EXPECT_NEAR(band.high, 0.1 * std::sqrt(1 + 1.0 / sources), 1e-12);
+        EXPECT_NEAR(band.low, -band.high, 1e-12);
+    }
+}
+
 }  // namespace
 }  // namespace moeplan
