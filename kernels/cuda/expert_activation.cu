@@ -63,7 +63,7 @@ __device__ __forceinline__ void load_biased(float (&out)[kBlocks][N], const T* x
 }
 
 template <ActivationKind kKind, typename T, int N>
-__global__ void __launch_bounds__(kThreads) expert_activation_forward_kernel(const T* __restrict__ x, const T* __restrict__ bias, T* __restrict__ y,
+__global__ void __launch_bounds__(kThreads, 4) expert_activation_forward_kernel(const T* __restrict__ x, const T* __restrict__ bias, T* __restrict__ y,
                                                                              Rows rows) {
     constexpr int kBlocks = kBlocksOf<kKind>;
     const std::int64_t c = (static_cast<std::int64_t>(blockIdx.x) * kAcross + threadIdx.x) * N;

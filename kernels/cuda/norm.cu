@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(256) rms_norm_forward_kernel(const T* x, const
 
 /// With u = x · inverse_rms and g = dy · weight: dx (+)= inverse_rms · (g − u · mean(g · u)).
 template <typename T, int N>
-__global__ void __launch_bounds__(256) rms_norm_backward_kernel(const T* __restrict__ x, const T* __restrict__ weight,
+__global__ void __launch_bounds__(256, 4) rms_norm_backward_kernel(const T* __restrict__ x, const T* __restrict__ weight,
                                                                 const float* __restrict__ inverse_rms, const T* __restrict__ dy,
                                                                 T* __restrict__ dx, std::int64_t width, bool accumulate) {
     MOEPLAN_SHARED(float, per_warp, kWarp);

@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kThreads) permute_forward_kernel(const T* __re
 
 /// y[unit] (+)= Σ over choices, in order, of gate · x[row].
 template <typename T, int N>
-__global__ void __launch_bounds__(kThreads) gather_sum_kernel(const T* __restrict__ x, const std::int32_t* __restrict__ row_of_slot,
+__global__ void __launch_bounds__(kThreads, 4) gather_sum_kernel(const T* __restrict__ x, const std::int32_t* __restrict__ row_of_slot,
                                                               const float* __restrict__ gates, T* __restrict__ y, std::int64_t units,
                                                               std::int64_t width, int top_k, bool accumulate) {
     const std::int64_t unit = static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;

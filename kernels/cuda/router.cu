@@ -170,7 +170,7 @@ __device__ __forceinline__ double sum_of_warps(const double* per_warp) {
 }
 
 template <int kItems>
-__global__ void __launch_bounds__(kThreads, kItems <= 8 ? 5 : kItems == 16 ? 3 : 2) router_forward_kernel(const float* __restrict__ logits, Choosing a, float* __restrict__ partial_sums,
+__global__ void __launch_bounds__(kThreads, kItems <= 8 ? 4 : kItems == 16 ? 3 : 1) router_forward_kernel(const float* __restrict__ logits, Choosing a, float* __restrict__ partial_sums,
                                                                   double* __restrict__ partial_z) {
     const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
     // [warps, num_experts] sums where they are asked for, then as many scores where there are groups.
@@ -318,7 +318,7 @@ __global__ void sum_partials_kernel(const float* __restrict__ partial, float* __
 }
 
 template <int kItems>
-__global__ void __launch_bounds__(kThreads, kItems <= 16 ? 4 : 3) router_backward_kernel(
+__global__ void __launch_bounds__(kThreads, kItems <= 16 ? 4 : 2) router_backward_kernel(
     const float* __restrict__ probabilities, const float* __restrict__ log_sum_exp, const std::int32_t* __restrict__ expert_ids,
     const float* __restrict__ dgates, const float* __restrict__ dprobability, const std::int32_t* __restrict__ dprobability_row,
     float* __restrict__ dlogits, std::int64_t units, int num_experts, int top_k, bool sigmoid, bool renormalise, float gate_scale,
