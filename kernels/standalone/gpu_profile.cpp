@@ -136,6 +136,13 @@ std::vector<Point> grid() {
         for (const char* k : {"cross_entropy_forward", "cross_entropy_backward"})
             add(k, [&](KernelProblem& p) { p.rows = rows(4096), p.width = 50304; });
         for (const char* k : {"adamw", "gradient_norm"}) add(k, [&](KernelProblem& p) { p.rows = rows(16384), p.width = 2048; });
+        // The fused rows at the shapes of what they fuse; the optimizer's over 16 tensors.
+        add("route_forward", [&](KernelProblem& p) { p.rows = rows(65536), p.width = 512, p.num_experts = 64, p.top_k = 2; });
+        for (const char* k : {"expert_activation_forward", "expert_activation_backward"})
+            add(k, [&](KernelProblem& p) { p.rows = rows(131072), p.width = 1408, p.num_experts = 64; });
+        add("residual_rms_norm_forward", [&](KernelProblem& p) { p.rows = rows(16384), p.width = 2048; });
+        add("cross_entropy_in_place", [&](KernelProblem& p) { p.rows = rows(4096), p.width = 50304; });
+        for (const char* k : {"adamw_tensors", "gradient_norms"}) add(k, [&](KernelProblem& p) { p.rows = 16, p.width = rows(1024) * 2048; });
     };
     const auto gemm = [&](std::int64_t m, std::int64_t n, std::int64_t k) {
         add("gemm", [&](KernelProblem& p) { p.m = m, p.n = n, p.k = k; });
