@@ -220,6 +220,9 @@ std::string shape_of(const std::string& kernel, const KernelProblem& p, double b
 /// Only uniform forward products enter the profile's table: the others are figures of their own in the log.
 bool in_profile(const Point& p) {
     if (p.kernel == "permutation_map") return false;          // a profile has no such kernel: it prices rows that move data
+    for (const char* fused : {"route_forward", "expert_activation_forward", "expert_activation_backward", "residual_rms_norm_forward",
+                              "cross_entropy_in_place", "adamw_tensors", "gradient_norms"})
+        if (p.kernel == fused) return false;                  // steps are priced by the rows that they fuse; figures.json has these
     if (p.kernel != "grouped_gemm") return true;
     return p.problem.product == GroupedProduct::forward &&
            std::adjacent_find(p.problem.group_rows.begin(), p.problem.group_rows.end(), std::not_equal_to<>()) == p.problem.group_rows.end();
