@@ -38,12 +38,8 @@ constexpr std::array<ConstantFacts, kNumConstants> kFacts = {{
      "share of the scale-out rate that an all-to-all among experts reaches", "", 1, 0.1, 1.2},
     {Constant::collective_training, "collective_training",
      "share of the benchmarked rate that any other collective between domains reaches beside "
-     "training",
+     "training, where several of its ranks share a domain",
      "", 1, 0.3, 1.2},
-    {Constant::sharding_loss, "sharding_loss",
-     "step time that sharded parameters (ZeRO-3) lose each time the GPUs double beyond 8, to "
-     "waiting for the slowest",
-     "", 0, 0, 0.1},
 }};
 
 }  // namespace

@@ -1,5 +1,5 @@
 #pragma once
-/// What benchmarks do not tell of long training runs, as a dozen constants at most, each with a
+/// What benchmarks do not tell of long training runs, as eleven constants, each with a
 /// physical meaning. A neutral calibration believes the benchmarks.
 
 #include <array>
@@ -26,10 +26,9 @@ enum class Constant : std::uint8_t {
     framework_launch,
     step_overhead,
     expert_exchange,
-    collective_training,
-    sharding_loss
+    collective_training
 };
-inline constexpr int kNumConstants = 12;
+inline constexpr int kNumConstants = 11;
 
 /// One row of the table: what a constant is, and what a fit may make of it.
 struct ConstantFacts {

@@ -6,8 +6,8 @@
 
 namespace moeplan {
 
-/// Of measured / predicted, as logarithms: the 10 % and the 90 % quantile over published runs, each
-/// predicted with constants fitted without its own source.
+/// Of measured / predicted, as logarithms: where 80 % of published runs lie, each predicted with
+/// constants fitted without its own source.
 struct ErrorBand {
     std::string architecture;  ///< dense, moe
     bool narrow = false;       ///< fp8 and fp4 recipes

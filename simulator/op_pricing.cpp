@@ -111,14 +111,6 @@ struct RankRows {
 /// Bound by memory bandwidth; else by SMs.
 bool is_streamed(const KernelCall& call) { return std::holds_alternative<Streamed>(call.shape); }
 
-/// With sharded parameters every layer waits for the slowest rank of all: kernels take this much
-/// longer than their mean, the more the more GPUs there are.
-double waits_for_slowest(const StepCase& step) {
-    if (step.schedule.sharding != Sharding::zero3 || step.profile->host_overlap <= 0) return 1;
-    const double doublings = std::log2(world_size(step.layout) / 8.0);
-    return 1 + step.profile->calibration[Constant::sharding_loss] * std::max(0.0, doublings);
-}
-
 }  // namespace
 
 JobPrices price_jobs(const StepGraph& graph, const StepCase& step) {
@@ -139,7 +131,6 @@ JobPrices price_jobs(const StepGraph& graph, const StepCase& step) {
             prices.slowdown[rank / stage_ranks][rank % stage_ranks % graph.width] *= factor;
     }
 
-    const double waiting = waits_for_slowest(step);
     std::vector<JobPrice> plain(graph.works.size());             // of what every rank does alike
     std::vector<std::vector<double>> calls(graph.works.size());  // seconds of each; 0: by rows
     for (std::size_t w = 0; w < graph.works.size(); ++w)
@@ -147,7 +138,7 @@ JobPrices price_jobs(const StepGraph& graph, const StepCase& step) {
             calls[w].push_back(0);
             if (call.per_row) continue;
             const PricedTime priced = pricer.price(call);
-            calls[w].back() = priced.time.value * waiting;
+            calls[w].back() = priced.time.value;
             plain[w].device += calls[w].back();
             if (is_streamed(call)) plain[w].streamed += calls[w].back();
             plain[w].by_basis[static_cast<std::size_t>(priced.basis)] += calls[w].back();
@@ -191,7 +182,6 @@ JobPrices price_jobs(const StepGraph& graph, const StepCase& step) {
             const KernelCall& call = work.calls[by_rows[c].index];
             for (std::size_t d = 0; d < distinct; ++d) {
                 if (rows[d] > 0) here[d] = pricer.adjusted(call, {Seconds{here[d]}}).time.value;
-                here[d] *= waiting;
                 sums[d] += here[d];
             }
         }

@@ -49,6 +49,14 @@ bool StepNetwork::crosses_domains(const std::vector<int>& ranks) const {
     });
 }
 
+/// As of gradients where tensor or expert parallelism fills the domains: each rank has an adapter
+/// beside it, and no ring passes through a domain.
+bool StepNetwork::one_a_domain(const std::vector<int>& ranks) const {
+    std::set<int> domains;
+    for (const int rank : ranks) domains.insert(links_.domain[rank]);
+    return domains.size() == ranks.size();
+}
+
 /// Experts in several domains exchange over the scale-out network, of which an all-to-all beside
 /// training reaches a share.
 void StepNetwork::in_training() {
@@ -72,7 +80,7 @@ Exchange StepNetwork::group_exchange(const ExchangeDemand& demand, const std::ve
     if (demand.kind != Collective::all_to_all) {
         Exchange exchange = make_exchange(links_, call, step_.profile.get());
         const double share = step_.profile->calibration[Constant::collective_training];
-        if (share != 1 && crosses_domains(ranks)) {
+        if (share != 1 && crosses_domains(ranks) && !one_a_domain(ranks)) {
             exchange.efficiency *= share;
             for (auto& stage : exchange.stages) stage.transfer = stage.transfer / share;
         }

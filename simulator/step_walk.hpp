@@ -61,6 +61,7 @@ class StepNetwork {
 
   private:
     bool crosses_domains(const std::vector<int>& ranks) const;
+    bool one_a_domain(const std::vector<int>& ranks) const;
     void in_training();
     /// Bytes of an all_to_all between the ranks of a group, relays of a two-level one counted.
     struct Traffic {

@@ -85,8 +85,6 @@ bool matters(Constant constant, const StepCase& step) {
             return step.schedule.precision == Precision::fp8 ||
                    step.schedule.precision == Precision::mxfp8 ||
                    step.schedule.precision == Precision::nvfp4;
-        case Constant::sharding_loss:
-            return step.schedule.sharding == Sharding::zero3;
         default:
             return true;
     }

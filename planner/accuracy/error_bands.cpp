@@ -60,15 +60,16 @@ std::vector<ErrorBand> error_bands(const std::vector<AccuracyRow>& rows,
                 std::vector<std::pair<double, double>> errors;
                 for (const AccuracyRow& row : rows)
                     if (like(row))
-                        errors.push_back({std::log(row.measured / *row.predicted_source_left_out),
-                                          1 / std::sqrt(of_source[row.source])});
+                        errors.push_back(
+                            {std::abs(std::log(row.measured / *row.predicted_source_left_out)),
+                             1 / std::sqrt(of_source[row.source])});
                 band.records = static_cast<int>(errors.size());
                 band.sources = static_cast<int>(of_source.size());
                 if ((band.records < kFewestRows || band.sources < kFewestSources) && wider < 2)
                     continue;
                 const double unseen = std::sqrt(1 + 1.0 / band.sources);
-                band.low = unseen * weighted_quantile(errors, 0.1);
-                band.high = unseen * weighted_quantile(errors, 0.9);
+                band.high = unseen * weighted_quantile(errors, 0.8);
+                band.low = -band.high;
                 break;
             }
             if (band.records > 0) out.push_back(band);

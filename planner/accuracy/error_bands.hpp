@@ -13,7 +13,9 @@ namespace moeplan {
 double weighted_quantile(std::vector<std::pair<double, double>> values_and_weights, double q);
 
 /// One band a kind (dense or MoE, narrow or not) from step times with `predicted_source_left_out`.
-/// n rows of a source weigh √n together, so that no large sweep decides alone. A kind with fewer
+/// n rows of a source weigh √n together, so that no large sweep decides alone. Which side a source
+/// errs to is its machine's, and a source not seen may err to the other: a band is as wide both
+/// ways, to the 80 % quantile of |ln(measured / predicted)|. A kind with fewer
 /// than 8 rows or 2 sources takes in the other precisions of its architecture, then every row.
 /// A source not seen yet scatters by √(1 + 1/n) more than the n that tell how much they scatter (the
 /// variance of a prediction from n drawn values is σ²·(1 + 1/n)): the band is as much wider.

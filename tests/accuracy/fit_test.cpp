@@ -73,7 +73,7 @@ TEST(Fit, WhatNoRunShowsStaysNeutral) {
     const World world(2, 10, truth(), 0);
     const Fit fit = fit_constants(world.targets, world.predict(), Calibration{});
     EXPECT_EQ(fit.calibration[Constant::sustained_ampere], 1);
-    EXPECT_EQ(fit.calibration[Constant::sharding_loss], 0);
+    EXPECT_EQ(fit.calibration[Constant::collective_training], 1);
 }
 
 TEST(Fit, AFewWildRunsHardlyMoveIt) {
@@ -229,8 +229,8 @@ TEST(ErrorBands, ASourceIsJudgedByTheOthers) {
 }
 
 TEST(ErrorBands, ASourceNotSeenScattersMoreThanThoseThatWereSeen) {
-    // ln(measured/predicted) of every row of n sources is ±0.1, half each: the middles of the outer tenths lie at ±0.1, and a further
-    // draw has the variance σ²·(1 + 1/n).
+    // |ln(measured/predicted)| of every row of n sources is 0.1, so is its 80 % quantile, and a
+    // further draw has the variance σ²·(1 + 1/n).
     for (const int sources : {2, 4, 12}) {
         std::vector<AccuracyRow> rows;
         for (int s = 0; s < sources; ++s)
@@ -249,6 +249,25 @@ TEST(ErrorBands, ASourceNotSeenScattersMoreThanThoseThatWereSeen) {
         EXPECT_NEAR(band.high, 0.1 * std::sqrt(1 + 1.0 / sources), 1e-12);
         EXPECT_NEAR(band.low, -band.high, 1e-12);
     }
+}
+
+TEST(ErrorBands, SourcesThatAllErrToOneSideSayHowFarNotToWhich) {
+    // ln(measured/predicted) = 0.1 for all rows of two sources: 0.1·√(1 + 1/2) both ways
+    std::vector<AccuracyRow> rows(20);
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+        rows[i].metric = Metric::step_time;
+        rows[i].source = i % 2 ? "a" : "b";
+        rows[i].architecture = "moe";
+        rows[i].precision = "bf16";
+        rows[i].predicted = 1;
+        rows[i].predicted_source_left_out = 1;
+        rows[i].measured = std::exp(0.1);
+    }
+    const auto bands = error_bands(rows);
+    const ErrorBand* moe = band_of(bands, true, false);
+    ASSERT_TRUE(moe);
+    EXPECT_NEAR(moe->high, 0.1 * std::sqrt(1.5), 1e-12);
+    EXPECT_NEAR(moe->low, -0.1 * std::sqrt(1.5), 1e-12);
 }
 
 }  // namespace

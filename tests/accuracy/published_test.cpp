@@ -9,6 +9,7 @@
 #include "planner/accuracy/calibrate.hpp"
 #include "planner/accuracy/error_bands.hpp"
 #include "planner/accuracy/evaluate.hpp"
+#include "planner/accuracy/ranking.hpp"
 #include "planner/accuracy/summary.hpp"
 
 namespace moeplan {
@@ -79,6 +80,18 @@ TEST(Published, ErrorsStayUnderTheCommittedCeiling) {
             EXPECT_LE(value, most->number()) << name << ", " << key << " error";
         }
     }
+}
+
+TEST(Published, LayoutsAreInTheirMeasuredOrderAsFarAsCommitted) {
+    const JsonReader order = JsonReader::from_file(std::string(MOEPLAN_SOURCE_DIR) +
+                                                   "/validation/accuracy_ceiling.json")
+                                 .at("orders_of_layouts");
+    const RankingSummary all = rank_layouts(evaluation().rows).all;
+    EXPECT_EQ(all.sweeps, 102);
+    EXPECT_GE(all.median_correlation, order.at("least_median_rank_correlation").number());
+    EXPECT_GE(all.worst_correlation, order.at("least_rank_correlation").number());
+    EXPECT_LE(all.mean_regret_of_one, order.at("most_regret_of_one").number());
+    EXPECT_LE(all.mean_regret_of_three, order.at("most_regret_of_three").number());
 }
 
 TEST(Published, FourOfFiveStepTimesOfASourceNotSeenLieInTheirInterval) {

@@ -165,5 +165,27 @@ TEST(Step, SchedulesThatCannotBeSayWhy) {
               std::string::npos);
 }
 
+/// Groups of gradients over two nodes of 8: TP 8 leaves one rank a node, TP 4 two, TP 1 eight. Half
+/// the benchmarked rate doubles transfers, not latencies: t' = 2 t − latency.
+TEST(Step, RingsThatPassThroughNodesKeepAShareOfTheirRateAndThoseAlongRailsAllOfIt) {
+    const auto gradients = [](int tensor, double share) {
+        StepCase step = tests::small_case(2);
+        step.model = tests::small_model(4, 0);
+        step.layout = {tensor, 1, 1, 16 / tensor, 1, 1};
+        Profile profile = *tests::plain_profile();
+        profile.calibration[Constant::collective_training] = share;
+        step.profile = std::make_shared<const Profile>(profile);
+        return estimate_step(step).busy.data_comm.value;
+    };
+    EXPECT_EQ(gradients(8, 0.5), gradients(8, 1));
+    for (const int tensor : {1, 2, 4}) {
+        const double whole = gradients(tensor, 1), half = gradients(tensor, 0.5);
+        EXPECT_GT(half, 1.1 * whole) << "TP " << tensor;
+        EXPECT_LT(half, 2 * whole) << "TP " << tensor;
+        EXPECT_NEAR(gradients(tensor, 0.25) - half, 2 * (half - whole), 1e-9 * half)
+            << "bytes over the rate: t(¼) − t(½) = 2 (t(½) − t(1)), TP " << tensor;
+    }
+}
+
 }  // namespace
 }  // namespace moeplan
