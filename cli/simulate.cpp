@@ -15,6 +15,7 @@
 #include "cli/report/pages.hpp"
 #include "cli/table.hpp"
 #include "core/errors.hpp"
+#include "core/memory_steps.hpp"
 #include "core/output_file.hpp"
 #include "core/quantity_text.hpp"
 #include "core/text.hpp"
@@ -146,6 +147,7 @@ int simulate(const SimulateWords& words) {
     if (!words.compare.empty()) return compare(words.compare[0], words.compare[1], words.output);
     if (words.model.model.empty())
         throw InputError("--model", "", "", "a shipped name or a file (or --compare A B)");
+    take_memory_in_large_steps();
     StepCase step;
     step.model = load_model(words.model.model);
     step.cluster = read_cluster(words.cluster);
@@ -279,6 +281,7 @@ void add_simulate(CLI::App& app, Run& run) {
                                    std::istreambuf_iterator<char>()};
             const StepCase step =
                 step_case_from_json(JsonReader::from_text(text, "standard input"));
+            take_memory_in_large_steps();
             const StepReport report =
                 *fidelity == "flow" ? simulate_step(step) : estimate_step(step);
             fmt::print("{}", to_file_text(to_json(report)));
