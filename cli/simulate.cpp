@@ -34,7 +34,7 @@ struct SimulateWords {
     std::string profile, placement, timeline, fidelity = "closed-form";
     std::vector<std::string> stragglers, link_faults, compare;
     std::uint64_t seed = 0;
-    int samples = 0;
+    int samples = 0, distinct_micro_batches = 0;
 };
 
 /// "12:1.5" → what stands before the last colon, and the factor behind it.
@@ -156,6 +156,7 @@ int simulate(const SimulateWords& words) {
     step.schedule = resolved.schedule;
     step.routing = read_routing(words.routing);
     step.seed = words.seed;
+    step.distinct_micro_batches = words.distinct_micro_batches;
     if (!words.placement.empty())
         step.placement = std::make_shared<const ExpertPlacement>(
             placement_from_json(JsonReader::from_file(words.placement)));
@@ -251,6 +252,11 @@ void add_simulate(CLI::App& app, Run& run) {
         ->add_option("--samples", words->samples,
                      "Draw the routing so many times and give an 80 % interval")
         ->check(CLI::Range(1, 100000))
+        ->type_name("N");
+    command
+        ->add_option("--distinct-micro-batches", words->distinct_micro_batches,
+                     "Draw the routing of so many micro-batches; the others take theirs in turn")
+        ->check(CLI::Range(1, 65535))
         ->type_name("N");
     command
         ->add_option("--straggler", words->stragglers,
