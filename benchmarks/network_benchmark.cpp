@@ -7,7 +7,7 @@
 #include <numeric>
 
 #include "benchmarks/peak_memory.hpp"
-
+#include "core/memory_steps.hpp"
 #include "core/seed.hpp"
 #include "simulator/collective.hpp"
 #include "simulator/network.hpp"
@@ -76,4 +76,9 @@ BENCHMARK_CAPTURE(play, closed_form, NetworkModel::closed_form)
 }  // namespace
 }  // namespace moeplan
 
-BENCHMARK_MAIN();
+/// As the commands have it.
+int main(int argc, char** argv) {
+    moeplan::take_memory_in_large_steps();
+    benchmark::Initialize(&argc, argv);
+    benchmark::RunSpecifiedBenchmarks();
+}

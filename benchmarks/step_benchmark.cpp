@@ -7,6 +7,7 @@
 #include <benchmark/benchmark.h>
 
 #include "benchmarks/peak_memory.hpp"
+#include "core/memory_steps.hpp"
 #include "simulator/step_graph.hpp"
 #include "simulator/step_walk.hpp"
 
@@ -141,4 +142,9 @@ BENCHMARK(dense_step)
 }  // namespace
 }  // namespace moeplan
 
-BENCHMARK_MAIN();
+/// As the commands have it.
+int main(int argc, char** argv) {
+    moeplan::take_memory_in_large_steps();
+    benchmark::Initialize(&argc, argv);
+    benchmark::RunSpecifiedBenchmarks();
+}

@@ -13,6 +13,7 @@
 #include "cli/inputs.hpp"
 #include "cli/table.hpp"
 #include "core/errors.hpp"
+#include "core/memory_steps.hpp"
 #include "core/text.hpp"
 #include "profiler/profile.hpp"
 #include "simulator/collective_table.hpp"
@@ -38,6 +39,7 @@ E choice(const char* flag, std::string word) {
 }
 
 int collective(const Words& words) {
+    take_memory_in_large_steps();
     const auto kind = choice<Collective>("collective", words.collective);
     const auto algorithm = choice<Algorithm>("--algorithm", words.algorithm);
     const auto fidelity = words.fidelity == "flow" ? Fidelity::flow : Fidelity::closed_form;

@@ -12,6 +12,7 @@
 #include "cli/plan_text.hpp"
 #include "cli/progress_bar.hpp"
 #include "core/errors.hpp"
+#include "core/memory_steps.hpp"
 #include "core/output_file.hpp"
 #include "core/text.hpp"
 #include "simulator/step.hpp"
@@ -113,6 +114,7 @@ DocumentPool pool_of(const std::string& text) {
 }
 
 int run(const Words& words) {
+    take_memory_in_large_steps();
     const auto fidelity = from_name<Fidelity>(words.fidelity);
     if (!fidelity || *fidelity == Fidelity::real_run)
         throw InputError("--fidelity", "", words.fidelity, "closed-form or flow");

@@ -15,6 +15,7 @@
 #include "cli/report/pages.hpp"
 #include "cli/table.hpp"
 #include "core/errors.hpp"
+#include "core/memory_steps.hpp"
 #include "core/output_file.hpp"
 #include "core/quantity_text.hpp"
 #include "core/text.hpp"
@@ -33,7 +34,7 @@ struct SimulateWords {
     std::string profile, placement, timeline, fidelity = "closed-form";
     std::vector<std::string> stragglers, link_faults, compare;
     std::uint64_t seed = 0;
-    int samples = 0;
+    int samples = 0, distinct_micro_batches = 0;
 };
 
 /// "12:1.5" → what stands before the last colon, and the factor behind it.
@@ -146,6 +147,7 @@ int simulate(const SimulateWords& words) {
     if (!words.compare.empty()) return compare(words.compare[0], words.compare[1], words.output);
     if (words.model.model.empty())
         throw InputError("--model", "", "", "a shipped name or a file (or --compare A B)");
+    take_memory_in_large_steps();
     StepCase step;
     step.model = load_model(words.model.model);
     step.cluster = read_cluster(words.cluster);
@@ -154,6 +156,7 @@ int simulate(const SimulateWords& words) {
     step.schedule = resolved.schedule;
     step.routing = read_routing(words.routing);
     step.seed = words.seed;
+    step.distinct_micro_batches = words.distinct_micro_batches;
     if (!words.placement.empty())
         step.placement = std::make_shared<const ExpertPlacement>(
             placement_from_json(JsonReader::from_file(words.placement)));
@@ -251,6 +254,11 @@ void add_simulate(CLI::App& app, Run& run) {
         ->check(CLI::Range(1, 100000))
         ->type_name("N");
     command
+        ->add_option("--distinct-micro-batches", words->distinct_micro_batches,
+                     "Draw the routing of so many micro-batches; the others take theirs in turn")
+        ->check(CLI::Range(1, 65535))
+        ->type_name("N");
+    command
         ->add_option("--straggler", words->stragglers,
                      "A rank whose kernels take FACTOR times as long")
         ->type_name("RANK:FACTOR");
@@ -279,6 +287,7 @@ void add_simulate(CLI::App& app, Run& run) {
                                    std::istreambuf_iterator<char>()};
             const StepCase step =
                 step_case_from_json(JsonReader::from_text(text, "standard input"));
+            take_memory_in_large_steps();
             const StepReport report =
                 *fidelity == "flow" ? simulate_step(step) : estimate_step(step);
             fmt::print("{}", to_file_text(to_json(report)));

@@ -139,6 +139,28 @@ GroupedProduct::GroupedProduct(const GemmModel& model, const ProductRates& rates
                           flops_of(tile), tile_rate(model, rates, tile)});
 }
 
+namespace {
+
+/// One tile's main loop on every rank, where it beats the tiles before. All is chosen, nothing
+/// branched over or called, and this file is compiled without trapping comparisons
+/// (CMakeLists.txt): ranks go through the processor side by side.
+/// @param strips  [ranks] tiles on top of each other
+void try_tile(std::span<const double> strips, double columns, double sms, double quantisation,
+              double flops, double rate, std::span<const double> depth, std::span<double> seconds) {
+    const double *high = strips.data(), *deep = depth.data();
+    double* best = seconds.data();
+    for (std::size_t r = 0, ranks = seconds.size(); r < ranks; ++r) {
+        const double waves = high[r] * columns / sms;
+        // ⌈waves⌉ without a call: sums of 2⁵² and less are rounded to whole numbers
+        const double near = (waves + 0x1p52) - 0x1p52, up = near < waves ? 1.0 : 0.0;
+        const double counted = waves + quantisation * (near + up - waves);
+        const double time = (counted > 1 ? counted : 1.0) * flops / rate * deep[r];
+        best[r] = time < best[r] ? time : best[r];
+    }
+}
+
+}  // namespace
+
 void GroupedProduct::times(const RowCounts& counts, std::span<double> seconds) const {
     const std::size_t ranks = counts.num_ranks();
     const bool weight_gradient = kind_ == GemmKind::weight_gradient;
@@ -146,21 +168,20 @@ void GroupedProduct::times(const RowCounts& counts, std::span<double> seconds) c
     // A wave takes its tiles' mean depth.
     std::vector<double> depth(ranks, product_of(kind_, 1, n_, k_).depth / rates_.narrow +
                                          model_.pipeline_depth);
-    if (weight_gradient)
+    std::vector<double> high;  // of a weight gradient: every expert's own strips
+    if (weight_gradient) {
+        high.resize(ranks);
         for (std::size_t r = 0; r < ranks; ++r)
             depth[r] = counts.rows[r] / counts.active[r] / rates_.narrow + model_.pipeline_depth;
+    }
     std::fill(seconds.begin(), seconds.end(), std::numeric_limits<double>::infinity());
     for (const TileCost& tile : tiles_) {
-        const double* strips = counts.strips.data() + tile.height * ranks;
-        for (std::size_t r = 0; r < ranks; ++r) {
-            const double high = weight_gradient ? counts.active[r] * tile.rows : strips[r];
-            const double waves = high * tile.columns / sms;
-            // ⌈waves⌉ without a call: sums of 2⁵² and less are rounded to whole numbers
-            const double near = (waves + 0x1p52) - 0x1p52;
-            const double whole_waves = near < waves ? near + 1 : near;
-            const double counted = std::max(1.0, waves + quantisation * (whole_waves - waves));
-            seconds[r] = std::min(seconds[r], counted * tile.flops / tile.rate * depth[r]);
+        std::span<const double> strips(counts.strips.data() + tile.height * ranks, ranks);
+        if (weight_gradient) {
+            for (std::size_t r = 0; r < ranks; ++r) high[r] = counts.active[r] * tile.rows;
+            strips = high;
         }
+        try_tile(strips, tile.columns, sms, quantisation, tile.flops, tile.rate, depth, seconds);
     }
     for (std::size_t r = 0; r < ranks; ++r) {
         if (!(counts.rows[r] > 0)) {

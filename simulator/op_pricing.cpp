@@ -2,9 +2,11 @@
 /// device.
 
 #include <algorithm>
+#include <cassert>
 #include <cmath>
 #include <numeric>
 #include <optional>
+#include <span>
 
 #include "profiler/row_kernel.hpp"
 #include "profiler/work_floor.hpp"
@@ -32,10 +34,23 @@ struct Pricer {
     bool has_host = profile.host_overlap > 0;  // else host work is in the kernel times
     SoftwareCosts software;
 
+    double factor(const KernelCall& call) const { return call.times / call.rate; }
+    /// `adjusted` where a kernel runs over each rank's rows, which no attention does.
+    /// @param rows  [ranks] 0: nothing runs there
+    void adjust(const KernelCall& call, std::span<const double> rows,
+                std::span<double> seconds) const {
+        assert(!std::holds_alternative<AttentionShape>(call.shape));
+        const double times = factor(call),
+                     beside = has_host
+                                  ? (call.small_kernels * profile.roofline.kernel_overhead).value
+                                  : 0.0;
+        for (std::size_t r = 0; r < seconds.size(); ++r)
+            if (rows[r] > 0) seconds[r] = seconds[r] * times + beside;
+    }
     /// What a call adds to its kernel: a recipe that gains less, small kernels beside it, an older
     /// attention.
     PricedTime adjusted(const KernelCall& call, PricedTime priced) const {
-        priced.time *= call.times / call.rate;
+        priced.time *= factor(call);
         if (!has_host) return priced;
         if (const auto* shape = std::get_if<AttentionShape>(&call.shape)) {
             const bool backward = call.kernel == "attention_backward";
@@ -180,10 +195,8 @@ JobPrices price_jobs(const StepGraph& graph, const StepCase& step) {
             const std::span<double> here(seconds.data() + c * distinct, distinct);
             by_rows[c].kernel.times(ranks->distinct, here);
             const KernelCall& call = work.calls[by_rows[c].index];
-            for (std::size_t d = 0; d < distinct; ++d) {
-                if (rows[d] > 0) here[d] = pricer.adjusted(call, {Seconds{here[d]}}).time.value;
-                sums[d] += here[d];
-            }
+            pricer.adjust(call, rows, here);
+            for (std::size_t d = 0; d < distinct; ++d) sums[d] += here[d];
         }
         const auto slowest = static_cast<std::size_t>(
             std::max_element(sums.begin(), sums.end()) - sums.begin());

@@ -144,35 +144,37 @@ std::vector<double> all_to_all_bytes(const StepGraph& graph, const ParallelLayou
     const ExpertLoads& loads = graph.loads[demand.loads];
     const int groups_in_lane = graph.width / ep;  // every replica's loads are the lane's
     const int local = group % groups_in_lane, block = local / etp, offset = local % etp;
-    std::vector<double> bytes(static_cast<std::size_t>(ep) * ep, 0);
+    const auto places = static_cast<std::size_t>(ep);
     const double units = static_cast<double>(loads.units);
-    std::vector<double> rows(static_cast<std::size_t>(ep)), elsewhere(rows.size());
-    for (int source = 0; source < ep; ++source) {
-        const int w = block * ep * etp + source * etp + offset;
-        const std::uint32_t* sent = loads.traffic.data() + static_cast<std::size_t>(w) * ep;
-        for (int place = 0; place < ep; ++place) rows[place] = sent[place];
+    const bool once = dispatcher == Dispatcher::deduplicating,
+               counted = once && !loads.copies.empty();
+    std::vector<double> rows(places * places);  // [sources, places]
+    for (std::size_t source = 0; source < places; ++source) {
+        const std::size_t w = static_cast<std::size_t>(block * ep * etp + offset) + source * etp;
         // A unit with several experts at one place travels once.
-        if (dispatcher == Dispatcher::deduplicating && !loads.copies.empty()) {
-            const std::uint32_t* copies = loads.copies.data() + static_cast<std::size_t>(w) * ep;
-            for (int place = 0; place < ep; ++place) rows[place] = copies[place];
-        } else if (dispatcher == Dispatcher::deduplicating && loads.units > 0 && loads.top_k > 1) {
-            // From counts alone: k independent choices, each going there with share q, so
-            // 1 − (1−q)^k of the units travel.
-            for (int place = 0; place < ep; ++place)
-                elsewhere[place] = 1 - std::min(1.0, rows[place] / (units * loads.top_k));
-            to_powers(elsewhere, loads.top_k);
-            for (int place = 0; place < ep; ++place) rows[place] = units * (1 - elsewhere[place]);
-        } else if (dispatcher == Dispatcher::all_gather) {
-            std::fill(rows.begin(), rows.end(), units);  // every unit goes everywhere
-        }
-        rows[source] = 0;
-        const std::size_t first = demand.to_experts ? static_cast<std::size_t>(source) * ep
-                                                    : static_cast<std::size_t>(source),
-                          stride = demand.to_experts ? 1 : static_cast<std::size_t>(ep);
-        for (int place = 0; place < ep; ++place)
-            bytes[first + stride * place] = rows[place] * demand.payload.value;
+        const std::uint32_t* sent = (counted ? loads.copies : loads.traffic).data() + w * places;
+        for (std::size_t place = 0; place < places; ++place)
+            rows[source * places + place] = sent[place];
     }
-    return bytes;
+    if (once && !counted && loads.units > 0 && loads.top_k > 1) {
+        // From counts alone: k independent choices, each going there with share q, so
+        // 1 − (1−q)^k of the units travel.
+        std::vector<double> elsewhere(rows.size());
+        for (std::size_t i = 0; i < rows.size(); ++i)
+            elsewhere[i] = 1 - std::min(1.0, rows[i] / (units * loads.top_k));
+        to_powers(elsewhere, loads.top_k);
+        for (std::size_t i = 0; i < rows.size(); ++i) rows[i] = units * (1 - elsewhere[i]);
+    } else if (dispatcher == Dispatcher::all_gather) {
+        std::fill(rows.begin(), rows.end(), units);  // every unit goes everywhere
+    }
+    for (std::size_t place = 0; place < places; ++place) rows[place * places + place] = 0;
+    for (double& bytes : rows) bytes *= demand.payload.value;
+    if (demand.to_experts) return rows;
+    std::vector<double> back(rows.size());
+    for (std::size_t source = 0; source < places; ++source)
+        for (std::size_t place = 0; place < places; ++place)
+            back[place * places + source] = rows[source * places + place];
+    return back;
 }
 
 double sm_share(const StepGraph& graph, const ExchangeDemand& demand) {

@@ -159,19 +159,71 @@ struct Btrs {
           c(mean + 0.5),
           inside(0.92 - 4.2 / b) {}
 
-    /// Whether a draw outside of the quick region is taken: one in seven comes this far.
+    /// Whether a draw outside of the quick region is taken: of a routing's, one in four comes this
+    /// far.
     bool takes(double u, double v, double edge, double& k) const {
         k = std::floor((2 * a / edge + b) * u + c);
         if (edge >= 0.07 && v <= inside) return true;
         if (!(k >= 0 && k <= count)) return false;
-        const double alpha = (2.83 + 5.1 / b) * spread, mode = std::floor((count + 1) * p),
-                     odds = p / (1 - p);
+        const double alpha = (2.83 + 5.1 / b) * spread, mode = std::floor((count + 1) * p);
+        const double height = v * alpha / (a / (edge * edge) + b);
+        switch (glance(height, k, mode)) {
+            case Verdict::under:
+                return true;
+            case Verdict::above:
+                return false;
+            case Verdict::near:
+                break;
+        }
+        const double odds = p / (1 - p);
         const double bound = (mode + 0.5) * std::log((mode + 1) / (odds * (count - mode + 1))) +
                              (count + 1) * std::log((count - mode + 1) / (count - k + 1)) +
                              (k + 0.5) * std::log(odds * (count - k + 1) / (k + 1)) +
                              stirling_rest(mode) + stirling_rest(count - mode) - stirling_rest(k) -
                              stirling_rest(count - k);
-        return std::log(v * alpha / (a / (edge * edge) + b)) <= bound;
+        return std::log(height) <= bound;
+    }
+
+  private:
+    enum class Verdict { under, above, near };
+
+    /// Where a height lies against f(k) / f(mode), as far as that can be said with one logarithm at
+    /// most; `near` leaves it to `bound`, which is within kSure of the truth.
+    ///
+    /// With D = |k − mode| the ratio is a product of D factors 1 − z, and i − 1 ≤ z·(mode·(1 − p) +
+    /// D + 1), z·mode·(1 − p) ≤ i for the i-th: so it is between 1 − D(D + 1)/2 over the one and
+    /// exp(−D(D − 1)/2 over the other), and exp(−x) ≤ 1/(1 + x + x²/2). In between, the product
+    /// itself where D is small, else the normal bounds of BTPE (Kachitvichyanukul and Schmeiser,
+    /// Binomial random variate generation, Commun. ACM 31, 1988, step 5.2).
+    Verdict glance(double height, double k, double mode) const {
+        constexpr double kSure = 1e-6, kMostCount = 0x1p28, kNearMode = 20;
+        if (!(count <= kMostCount)) return Verdict::near;
+        const double distance = std::abs(k - mode), variance = mean * (1 - p),
+                     failing = mode * (1 - p);
+        if (height * 2 * failing < (2 * failing - distance * (distance + 1)) * (1 - kSure))
+            return Verdict::under;
+        const double x = distance * (distance - 1) / (2 * (failing + distance + 1));
+        if (height * (1 + x * (1 + x / 2)) > 1 + kSure) return Verdict::above;
+        if (distance <= kNearMode) {
+            const double odds = p / (1 - p);
+            double falling = 1, rising = 1;
+            for (double y = std::min(k, mode) + 1; y <= std::max(k, mode); ++y) {
+                falling *= odds * (count - y + 1);
+                rising *= y;
+            }
+            const double ratio = k > mode ? falling / rising : rising / falling;
+            return height < ratio * (1 - kSure)   ? Verdict::under
+                   : height > ratio * (1 + kSure) ? Verdict::above
+                                                  : Verdict::near;
+        }
+        if (!(distance < variance / 2 - 1)) return Verdict::near;
+        const double share = distance / variance, middle = -distance * share / 2,
+                     width =
+                         share * ((distance * (distance / 3 + 0.625) + 1.0 / 6) / variance + 0.5),
+                     log_height = std::log(height);
+        return log_height < middle - width - kSure   ? Verdict::under
+               : log_height > middle + width + kSure ? Verdict::above
+                                                     : Verdict::near;
     }
 };
 [[gnu::noinline]] std::uint64_t btrs_rest(const Btrs& law, double u, double v, double edge,
@@ -184,7 +236,7 @@ struct Btrs {
 }
 
 /// Binomial(n, p) draws, exact: by counting gaps while there are few, else by rejection. The first
-/// try, which six of seven draws take, is short enough that the processor begins the next draw
+/// try, which three of four draws take, is short enough that the processor begins the next draw
 /// before this one is done.
 inline std::uint64_t binomial(std::uint64_t n, double p, DrawStream& draws) {
     if (n == 0 || p <= 0) return 0;

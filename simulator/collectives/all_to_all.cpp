@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <cassert>
 #include <cmath>
+#include <utility>
 
 #include "simulator/collectives/collectives.hpp"
 
@@ -36,7 +38,86 @@ std::vector<StageFlows> all_to_all_direct(const LinkGraph& graph, const GroupSha
             if (s != d && traffic.at(s, d).value > 0)
                 stage.flows.push_back({id(group.gpus[s]), id(group.gpus[d]), traffic.at(s, d)});
     stage.latency = longest_latency(graph, stage.flows);
-    return {stage};
+    std::vector<StageFlows> stages;
+    stages.push_back(std::move(stage));
+    return stages;
+}
+
+namespace {
+
+/// GPUs of the domains in which a group lies: all ends of its flows, relays among them.
+struct FlowEnds {
+    static constexpr int kNone = -1;
+    std::vector<int> gpus;                    // ascending
+    std::vector<int> column;                  // [num_gpus] index of gpus, or kNone
+    std::vector<std::vector<int>> by_domain;  // GPUs, ascending; as GroupShape's
+    std::vector<int> row;                     // [num_gpus] place in its domain, or kNone
+
+    FlowEnds(const LinkGraph& graph, const GroupShape& group)
+        : column(static_cast<std::size_t>(graph.num_gpus), kNone),
+          by_domain(group.by_domain.size()),
+          row(static_cast<std::size_t>(graph.num_gpus), kNone) {
+        std::vector<int> index(static_cast<std::size_t>(
+                                   *std::max_element(graph.domain.begin(), graph.domain.end()) + 1),
+                               kNone);
+        for (std::size_t d = 0; d < group.by_domain.size(); ++d)
+            index[graph.domain[group.by_domain[d].front()]] = static_cast<int>(d);
+        for (int gpu = 0; gpu < graph.num_gpus; ++gpu) {
+            const int domain = index[graph.domain[gpu]];
+            if (domain == kNone) continue;
+            column[gpu] = static_cast<int>(gpus.size());
+            gpus.push_back(gpu);
+            row[gpu] = static_cast<int>(by_domain[domain].size());
+            by_domain[domain].push_back(gpu);
+        }
+    }
+};
+
+}  // namespace
+
+std::vector<StageFlows> all_to_all_folded(const LinkGraph& graph, const GroupShape& group,
+                                          const TrafficMatrix& traffic) {
+    const FlowEnds ends(graph, group);
+    const std::size_t columns = ends.gpus.size();
+    std::vector<int> rank_of(static_cast<std::size_t>(graph.num_gpus));
+    for (int rank = 0; rank < group.num_ranks(); ++rank) rank_of[group.gpus[rank]] = rank;
+    StageFlows stage;
+    // A relay lies in the domain of its source: sums of one domain's GPUs are complete when its
+    // sources are through, and every sum is formed in the order of the ranks, as `folded` does.
+    std::vector<double> bytes;  // [GPUs of the domain, columns]
+    for (std::size_t d = 0; d < group.by_domain.size(); ++d) {
+        bytes.assign(ends.by_domain[d].size() * columns, 0);
+        const auto from = [&](int gpu) {
+            return bytes.data() + static_cast<std::size_t>(ends.row[gpu]) * columns;
+        };
+        for (const int source : group.by_domain[d])
+            for (int rank = 0; rank < group.num_ranks(); ++rank) {
+                const int destination = group.gpus[rank];
+                const double part = traffic.at(rank_of[source], rank).value;
+                if (source == destination || !(part > 0)) continue;
+                stage.latency = std::max(stage.latency, graph.latency(source, destination));
+                const int via = graph.relay(source, destination);
+                if (via < 0) {
+                    from(source)[ends.column[destination]] += part;
+                } else {
+                    assert(graph.domain[via] == graph.domain[source]);
+                    from(source)[ends.column[via]] += part;
+                    from(via)[ends.column[destination]] += part;
+                }
+            }
+        for (const int source : ends.by_domain[d])
+            for (std::size_t c = 0; c < columns; ++c)
+                if (const double sum = from(source)[c]; sum > 0)
+                    stage.flows.push_back({id(source), id(ends.gpus[c]), Bytes{sum}});
+    }
+    const auto before = [](const Flow& a, const Flow& b) {
+        return std::pair(a.source, a.destination) < std::pair(b.source, b.destination);
+    };
+    if (!std::is_sorted(stage.flows.begin(), stage.flows.end(), before))
+        std::sort(stage.flows.begin(), stage.flows.end(), before);
+    std::vector<StageFlows> stages;
+    stages.push_back(std::move(stage));
+    return stages;
 }
 
 std::vector<StageFlows> all_to_all_pairwise(const LinkGraph& graph, const GroupShape& group,
@@ -114,7 +195,9 @@ std::vector<StageFlows> all_to_all_two_level(const LinkGraph& graph, const Group
     stage.latency = longest_latency(graph, out) + longest_latency(graph, in);
     stage.flows = std::move(out);
     stage.flows.insert(stage.flows.end(), in.begin(), in.end());
-    return {stage};
+    std::vector<StageFlows> stages;
+    stages.push_back(std::move(stage));
+    return stages;
 }
 
 }  // namespace moeplan

@@ -90,15 +90,16 @@ std::vector<Algorithm> applicable(const LinkGraph& graph, Collective collective,
 }
 
 std::vector<StageFlows> stages_of(const LinkGraph& graph, const CollectiveCall& call,
-                                  const GroupShape& group, Algorithm algorithm) {
+                                  const GroupShape& group, Algorithm algorithm, Folding folding) {
     if (call.collective == Collective::all_to_all) {
         const TrafficMatrix even =
             call.traffic ? TrafficMatrix() : even_traffic(group.num_ranks(), call.bytes);
         const TrafficMatrix& traffic = call.traffic ? *call.traffic : even;
         if (algorithm == Algorithm::two_level)
             return all_to_all_two_level(graph, group, traffic, call.once);
-        return algorithm == Algorithm::pairwise ? all_to_all_pairwise(graph, group, traffic)
-                                                : all_to_all_direct(graph, group, traffic);
+        if (algorithm == Algorithm::pairwise) return all_to_all_pairwise(graph, group, traffic);
+        return folding == Folding::rails ? all_to_all_folded(graph, group, traffic)
+                                         : all_to_all_direct(graph, group, traffic);
     }
     const int passes = call.collective == Collective::all_reduce ? 2 : 1;
     switch (algorithm) {
@@ -130,7 +131,9 @@ std::optional<Seconds> measured(const CollectiveCall& call, const GroupShape& gr
 
 Exchange with(const LinkGraph& graph, const CollectiveCall& call, const GroupShape& group,
               Algorithm algorithm, std::optional<Seconds> measured, Folding folding) {
-    auto stages = stages_of(graph, call, group, algorithm);
+    auto stages = stages_of(graph, call, group, algorithm, folding);
+    if (call.collective == Collective::all_to_all && algorithm == Algorithm::direct)
+        folding = Folding::none;  // done while the flows were made
     if (!stages.empty()) stages.front().latency += graph.collective_launch;
     auto what = fmt::format("{} ({}) over {} ranks", name_of(call.collective), name_of(algorithm),
                             group.num_ranks());

@@ -48,6 +48,9 @@ std::vector<StageFlows> send_recv(const LinkGraph& graph, const GroupShape& grou
 /// All parts at once.
 std::vector<StageFlows> all_to_all_direct(const LinkGraph& graph, const GroupShape& group,
                                           const TrafficMatrix& traffic);
+/// The same, its flows as `folded` has them: the parts of 4,096 GPUs would be a list of 268 MB.
+std::vector<StageFlows> all_to_all_folded(const LinkGraph& graph, const GroupShape& group,
+                                          const TrafficMatrix& traffic);
 /// n−1 rounds: in round r rank i sends to i + r and receives from i − r; each ends with its
 /// slowest.
 std::vector<StageFlows> all_to_all_pairwise(const LinkGraph& graph, const GroupShape& group,

@@ -168,6 +168,24 @@ TEST(Multinomial, CountsHaveTheMeanAndVarianceOfTheBinomial) {
     }
 }
 
+TEST(Multinomial, QuickDecisionsChangeNoDraw) {
+    // The hash is of draws that were all decided by the whole formula: from a few trials to more
+    // than the quick ones are made for, from ten expected successes to half.
+    std::uint64_t hash = 0;
+    for (const double p : {1e-4, 0.004, 1.0 / 64, 0.05, 0.3, 0.4999, 0.77, 0.9995})
+        for (const std::uint64_t n :
+             {21u, 64u, 333u, 1'024u, 8'192u, 32'768u, 131'072u, 5'000'000u, 1'000'000'000u}) {
+            if (static_cast<double>(n) * std::min(p, 1 - p) < 10) continue;
+            DrawStream draws{derive(Seed{3}, "binomial", n)};
+            for (int i = 0; i < 4'000; ++i) {
+                std::uint32_t counts[2] = {0, 0};
+                add_multinomial(n, {p, 1 - p}, draws, counts);
+                hash = mix(hash ^ counts[0]);
+            }
+        }
+    EXPECT_EQ(hash, 0x186853bcb2f4fb37u);
+}
+
 TEST(Multinomial, NoExpertGetsMoreThanATokenCanGiveAndNothingIsLost) {
     // 100 tokens, top-2: 200 draws, at most 100 an expert; an expert of share 0 gets nothing while
     // the others have room, and three experts of cap 70 must share 200 as 70 + 70 + 60 at worst.

@@ -336,6 +336,58 @@ TEST(Folding, KeepsTheLoadOfEveryLinkAndMakesFlowsFew) {
     EXPECT_EQ(time_alone(rails), time_alone(none));
 }
 
+TEST(Folding, OnTheWayIsTheSameToTheLastDigit) {
+    // Groups in order, strided (relays are no members), and in an order of their own; parts of no
+    // whole number of bytes, some of them none.
+    DrawStream draws{Seed{12}};
+    auto no_pxn = plain_cluster(8);
+    std::get<RailFatTree>(std::get<Fabric>(no_pxn.topology).scale_out).pxn = false;
+    for (const ClusterSpec& cluster : {plain_cluster(8), no_pxn, plain_cluster(1)}) {
+        const LinkGraph graph = build_link_graph(cluster);
+        std::vector<std::vector<int>> groups = {first_gpus(graph.num_gpus)};
+        groups.emplace_back();
+        for (int gpu = 1; gpu < graph.num_gpus; gpu += 3) groups.back().push_back(gpu);
+        groups.push_back(groups.front());
+        for (std::size_t i = groups.back().size(); i-- > 1;)
+            std::swap(groups.back()[i], groups.back()[draws.below(i + 1)]);
+        for (const auto& gpus : groups) {
+            const GroupShape group = shape_of(graph, gpus);
+            TrafficMatrix traffic(group.num_ranks());
+            for (auto& part : traffic.sent)
+                part = Bytes{std::max(0.0, draws.uniform() * 1e6 - 1e5)};
+            const auto direct = all_to_all_direct(graph, group, traffic),
+                       on_the_way = all_to_all_folded(graph, group, traffic);
+            const std::vector<Flow> expected = folded(graph, direct.front().flows),
+                                    &found = on_the_way.front().flows;
+            EXPECT_EQ(on_the_way.front().latency, direct.front().latency);
+            ASSERT_EQ(found.size(), expected.size());
+            for (std::size_t i = 0; i < found.size(); ++i) {
+                EXPECT_EQ(found[i].source, expected[i].source);
+                EXPECT_EQ(found[i].destination, expected[i].destination);
+                EXPECT_EQ(found[i].bytes, expected[i].bytes);
+            }
+        }
+    }
+}
+
+TEST(LinkLoads, OfAFewMessagesAreThoseOfTheirRoutes) {
+    // 64 nodes have thousands of links, of which three messages touch a dozen, some of them twice.
+    const LinkGraph graph = build_link_graph(plain_cluster(64));
+    const std::vector<Flow> flows = {{0, 9, Bytes{0.1}}, {0, 500, Bytes{0.7}}, {17, 9, Bytes{1e9}}};
+    std::map<std::uint32_t, double> expected;
+    for (const Flow& flow : flows)
+        for (const auto link :
+             graph.route(static_cast<int>(flow.source), static_cast<int>(flow.destination)).links)
+            expected[link] += flow.bytes.value;
+    std::map<std::uint32_t, double> found;
+    std::uint32_t last = 0;
+    for (const LinkLoad& load : link_loads(graph, flows)) {
+        EXPECT_TRUE(found.empty() || load.link > last);
+        found[last = load.link] = load.bytes.value;
+    }
+    EXPECT_EQ(found, expected);
+}
+
 TEST(Collectives, MoreBandwidthIsNeverSlower) {
     DrawStream draws{Seed{11}};
     for (int trial = 0; trial < 20; ++trial) {
