@@ -21,6 +21,7 @@
 #include "kernels/communicator.hpp"
 #include "profiler/measure_kernels.hpp"
 #include "profiler/measure_links.hpp"
+#include "profiler/measure_stretches.hpp"
 
 namespace moeplan::cli {
 namespace {
@@ -108,6 +109,14 @@ void measure(const Words& words, const std::string& file) {
             });
             profile.links.push_back(curve);
         }
+    }
+    if (ranks.size() > 1 && backend.device == Device::cpu &&
+        !(ranks.all_reduce_max(told_to_stop ? 1 : 0) > 0)) {
+        StretchOptions stretch_options;
+        stretch_options.budget = {std::clamp(words.seconds / 20, 0.2, 3.0)};
+        stretch_options.seed = {words.seed};
+        StretchCurve stretches = measure_stretches(backend, ranks, stretch_options);
+        if (!stretches.rows.empty()) profile.stretches = std::move(stretches);
     }
     if (ranks.rank() == 0) {
         profile.conditions["cut_short"] = told_to_stop ? "yes" : "no";
@@ -216,6 +225,11 @@ void print_answer(const Profile& profile, const std::vector<HeldOutError>& error
                            to_text(Bytes{curve.rows.back()[0]} / Seconds{curve.rows.back()[1]})});
         std::printf("\n%s", links.text().c_str());
     }
+    if (profile.stretches)
+        std::printf("\n1 ms of equal work: %s more on one rank, %s on the slower of 2, %s of 8\n",
+                    percent(slowest_of(profile, {1e-3}, 1) - 1).c_str(),
+                    percent(slowest_of(profile, {1e-3}, 2) - 1).c_str(),
+                    percent(slowest_of(profile, {1e-3}, 8) - 1).c_str());
     std::printf("\nwritten: %s\n", file.c_str());
 }
 

@@ -173,6 +173,7 @@ Shrunk shrink(const StepCase& planned, const Here& here) {
     schedule.dispatcher = Dispatcher::all_to_all;
     schedule.overlap = {.gradients = false, .parameters = false, .tensor = false, .experts = false};
     schedule.software = {};
+    schedule.software.framework = "moeplan";  // what runs here is our own trainer
     say(out.changes, "seq", planned_schedule.sequence_length, schedule.sequence_length);
     say(out.changes, "micro-batches", planned_schedule.num_micro_batches,
         schedule.num_micro_batches);

@@ -337,6 +337,38 @@ std::vector<Point> points_of(const Profile& profile, const KernelCurve& curve,
     return points;
 }
 
+/// @throws InputError  unless the rows are a grid: every stretch for every number of ranks
+CurveIndex::Stretches grid_of(const StretchCurve& curve, const std::string& name) {
+    const std::string place = name + ": /stretches";
+    const auto refuse = [&](const std::string& expected) {
+        throw InputError(place, "rows", std::to_string(curve.rows.size()) + " rows", expected);
+    };
+    if (curve.columns != std::vector<std::string>{"num_ranks", "stretch_s", "slowest", "typical"})
+        throw InputError(place, "columns", join(curve.columns, ", "),
+                         "num_ranks, stretch_s, slowest, typical");
+    std::map<double, std::map<double, double>> by_ranks;
+    std::map<double, double> typical;
+    for (const auto& row : curve.rows) {
+        if (row.size() != 4 || !(row[0] >= 1) || !(row[1] > 0) || !(row[2] > 0) || !(row[3] > 0))
+            refuse("four values a row: ranks from 1, seconds and two factors above 0");
+        by_ranks[std::log(row[0])][std::log(row[1])] = row[2];
+        typical[std::log(row[1])] = row[3];
+    }
+    CurveIndex::Stretches grid;
+    for (const auto& [ranks, line] : by_ranks) {
+        grid.log_ranks.push_back(ranks);
+        std::vector<double> lengths;
+        for (const auto& [length, slowest] : line) {
+            lengths.push_back(length);
+            grid.slowest.push_back(slowest);
+        }
+        if (grid.log_stretch.empty()) grid.log_stretch = lengths;
+        if (lengths != grid.log_stretch) refuse("the same stretches for every number of ranks");
+    }
+    for (const auto& [length, factor] : typical) grid.typical.push_back(factor);
+    return grid;
+}
+
 }  // namespace
 
 void prepare(Profile& profile) {
@@ -406,6 +438,7 @@ void prepare(Profile& profile) {
         }
         index->links.push_back(std::move(line));
     }
+    if (profile.stretches) index->stretches = grid_of(*profile.stretches, profile.name);
     profile.index = std::move(index);
 }
 

@@ -78,6 +78,13 @@ struct CurveIndex {
         Basis basis = Basis::measured;
     };
     std::vector<LinkLine> links;
+
+    /// Profile::stretches as a grid. Empty: not measured.
+    struct Stretches {
+        std::vector<double> log_ranks, log_stretch;  ///< ascending
+        std::vector<double> slowest;                 ///< [ranks, stretches]
+        std::vector<double> typical;                 ///< [stretches]
+    } stretches;
 };
 
 /// Peak of a precision, or of what the device would run it in: fp32 for want of anything else.

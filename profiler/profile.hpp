@@ -92,6 +92,19 @@ struct LinkCurve {
     std::vector<std::vector<double>> rows;
 };
 
+/// How long ranks that compute at the same time wait for the slowest of them: a row says that a
+/// stretch of work which takes `stretch_s` undisturbed (by the medians of its parts) takes
+/// `slowest` times as long until the last of `num_ranks` ranks has done it, in the median over
+/// `window` of such stretches. Interruptions and the unsteadiness of shared memory are in it;
+/// unequal work is not. `typical` is the median of one stretch on one rank, likewise: what a kernel
+/// that long has of it in its own median.
+struct StretchCurve {
+    std::string source;
+    Seconds window;                         ///< about a step: what is rarer leaves its median alone
+    std::vector<std::string> columns;       ///< num_ranks, stretch_s, slowest, typical
+    std::vector<std::vector<double>> rows;  ///< a whole grid: every stretch for every num_ranks
+};
+
 /// A tile of the output that one multiprocessor computes at a time.
 struct Tile {
     int rows = 0, columns = 0;
@@ -153,6 +166,7 @@ struct Profile {
     HostCosts host;
     std::vector<KernelCurve> kernels;
     std::vector<LinkCurve> links;
+    std::optional<StretchCurve> stretches;
     /// Of a GPU; a CPU's curves were measured as it runs, and only what concerns links applies.
     Calibration calibration;
     double host_overlap = 0;  ///< 0: a CPU device, host work is in the kernel times; 1: launches
@@ -188,6 +202,14 @@ double link_efficiency(const Profile&, std::string_view collective, Bytes messag
 /// all_to_all (its own share included)
 std::optional<PricedTime> link_time(const Profile&, std::string_view collective, Bytes message,
                                     int num_ranks);
+
+/// What a stretch of work takes on the slowest of that many ranks, over its undisturbed time: from
+/// `Profile::stretches`, linear in the logarithms of stretch and ranks, the edge's value beyond an
+/// edge; 1 if nothing was measured.
+double slowest_of(const Profile&, Seconds stretch, int num_ranks);
+/// Likewise the median of such a stretch on one rank: the time of a kernel that was measured so
+/// long is this much above the undisturbed one.
+double typical_of(const Profile&, Seconds stretch);
 
 /// Time of one kernel. Efficiency (floor over time, where the floor counts tiles, waves, flops and
 /// bytes) is interpolated in the logarithms of the shape; where no curve answers, it is the

@@ -194,7 +194,7 @@ Profile profile_from_json(const JsonReader& reader) {
         reader.fail("a profile: an object with name, roofline, kernels and links");
     reader.refuse_unknown({"name", "device", "driver", "source", "clocks_mhz", "conditions",
                            "roofline", "host", "calibration", "host_overlap", "kernels", "links",
-                           "held_out"});
+                           "stretches", "held_out"});
     Profile profile;
     profile.name = reader.at("name").text();
     profile.device = reader.text_or("device", profile.name);
@@ -245,6 +245,15 @@ Profile profile_from_json(const JsonReader& reader) {
             curve.rows = rows(item.at("rows"), curve.columns.size());
             profile.links.push_back(std::move(curve));
         }
+    if (const auto item = reader.find("stretches")) {
+        item->refuse_unknown({"source", "window_s", "columns", "rows"});
+        StretchCurve curve;
+        curve.source = item->text_or("source", "");
+        curve.window = {item->at("window_s").number(1e-9, 1e6)};
+        curve.columns = texts(item->at("columns"));
+        curve.rows = rows(item->at("rows"), curve.columns.size());
+        profile.stretches = std::move(curve);
+    }
     profile.digest = digest_of(reader.value().dump());
     try {
         prepare(profile);
@@ -294,6 +303,11 @@ Json to_json(const Profile& profile) {
         item["rows"] = curve.rows;
         json["links"].push_back(std::move(item));
     }
+    if (profile.stretches)
+        json["stretches"] = {{"source", profile.stretches->source},
+                             {"window_s", profile.stretches->window.value},
+                             {"columns", profile.stretches->columns},
+                             {"rows", profile.stretches->rows}};
     return json;
 }
 

@@ -30,8 +30,7 @@ LayerShapes::LayerShapes(const StepCase& step) {
 }
 
 /// Our own trainer (model/layers) projects queries, keys and values apart, adds residual gradients
-/// inside the norms' kernels, copies a token into its sub-tokens and zeroes gradients before every
-/// step.
+/// inside the norms' kernels and zeroes gradients before every step.
 bool is_own_trainer(const StepCase& step) { return step.schedule.software.framework == "moeplan"; }
 
 /// Collects kernels until an exchange cuts them.
@@ -737,10 +736,7 @@ void LayerPasses::moe_forward(Pass& pass, const MoeFeedForward& moe, Phase phase
     pass.name("router");
     pass.in(Module::router, true);
     pass.elementwise("rms_norm_forward", shapes_.split_tokens, step_.model.hidden_size);
-    if (heads > 1)
-        pass.gemm(tokens, hidden, hidden);  // head projection; the split is a view
-    else if (is_own_trainer(step_))
-        pass.streamed("copy", tokens, hidden);
+    if (heads > 1) pass.gemm(tokens, hidden, hidden);  // head projection; the split is a view
     if (moe.router_size > 0) {
         pass.gemm(units, moe.router_size, sub, false);
         pass.gemm(units, moe.num_experts, moe.router_size, false);
@@ -839,10 +835,7 @@ void LayerPasses::moe_backward(Pass& pass, const MoeFeedForward& moe, BackwardPa
     pass.phase = Phase::backward;
     pass.name("combine backward");
     pass.in(Module::dispatch, false, launched);
-    if (heads > 1)
-        pass.gemm_backward(tokens, hidden, hidden, which);
-    else if (input && is_own_trainer(step_))
-        pass.streamed("copy", tokens, hidden);
+    if (heads > 1) pass.gemm_backward(tokens, hidden, hidden, which);
     if (input && way.permutes_first)
         pass.streamed("unpermute_backward", rows, sub, 0, software_.permute_bytes);
     if (input && ep > 1) {

@@ -25,6 +25,7 @@ struct LayerShapes {
 /// A CPU profile: kernels of our own trainer, one after another on the thread that also
 /// communicates. Nothing overlaps.
 bool runs_on_cpu(const StepCase&);
+bool is_own_trainer(const StepCase&);  ///< `moeplan train`
 /// What the schedule asks for, or nothing on a CPU.
 Overlap effective_overlap(const StepCase&);
 

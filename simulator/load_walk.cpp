@@ -145,7 +145,7 @@ class LoadWalker : public Walker {
         const std::uint32_t demand = graph_.ops[i].demand;
         const Exchange& exchange = network_.loads(demand);
         if (exchange.stages.empty()) {
-            finish(i, line_.begin[i]);
+            finish(i, met(i));
             return;
         }
         ++uses_of_[demand];
@@ -162,7 +162,7 @@ class LoadWalker : public Walker {
         playing.exchange = &exchange;
         playing.op = i;
         playing.stage = 0;
-        const double from = std::max(line_.begin[i], now_);
+        const double from = std::max(met(i), now_);
         if (graph_.ops[i].beside) {
             if (from > now_)
                 due_.push({from, order_++, i, 0, Kind::hold});

@@ -10,6 +10,7 @@
 
 #include "profiler/row_kernel.hpp"
 #include "profiler/work_floor.hpp"
+#include "simulator/rank_waits.hpp"
 #include "simulator/software_state.hpp"
 #include "simulator/step_graph.hpp"
 #include "simulator/two_queues.hpp"
@@ -179,6 +180,7 @@ JobPrices price_jobs(const StepGraph& graph, const StepCase& step) {
             price.mean_device = price.device;
             price.streamed = price.device > 0 ? price.streamed / price.device : 0;
             pricer.add_host(price, work, calls[job.work]);
+            price.undisturbed = undisturbed_share(profile, calls[job.work]);
             continue;
         }
         if (ranks_of != job.loads) {
@@ -225,7 +227,9 @@ JobPrices price_jobs(const StepGraph& graph, const StepCase& step) {
         price.streamed = price.device > 0 ? price.streamed / price.device : 0;  // seconds → share
         for (std::size_t b = 0; b < 4; ++b) price.by_basis[b] += basis[b];
         pricer.add_host(price, work, of_slowest);
+        price.undisturbed = undisturbed_share(profile, of_slowest);
     }
+    prices.waits = rank_waits(graph, step, prices);
     return prices;
 }
 

@@ -268,6 +268,16 @@ std::vector<RankMemory> memory_over_time(const StepGraph& graph, const Timeline&
     return out;
 }
 
+/// Inside dispatch, combine and the other exchanges: what ranks with equal work wait for each
+/// other.
+Seconds waited_for_slowest(const StepGraph& graph, const JobPrices& prices, const Timeline& line,
+                           int lane) {
+    Seconds sum;
+    for (std::size_t i = 0; i < prices.waits.size(); ++i)
+        if (graph.ops[i].lane == lane) sum += Seconds{prices.waits[i] * line.times(i, lane)};
+    return sum;
+}
+
 std::vector<Loss> losses(const StepCase& step, const StepGraph& graph, const JobPrices& prices,
                          const Timeline& line, int lane, const TimeBreakdown& exposed) {
     std::vector<Loss> all;
@@ -350,6 +360,10 @@ std::vector<Loss> losses(const StepCase& step, const StepGraph& graph, const Job
             all.push_back(
                 {"a slow rank holds up its stage", "taking the slow GPU out", Seconds{slow}});
     }
+    if (const Seconds waited = waited_for_slowest(graph, prices, line, lane); waited.value > 0)
+        all.push_back({"equal ranks wait for the one that was disturbed, at every exchange",
+                       "fewer and larger exchanges (larger micro-batches), or a quieter machine",
+                       waited});
     std::stable_sort(all.begin(), all.end(),
                      [](const Loss& a, const Loss& b) { return a.time > b.time; });
     if (all.size() > kLossesListed) all.resize(kLossesListed);

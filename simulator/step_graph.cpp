@@ -1068,11 +1068,74 @@ class Builder {
         return all;
     }
 
+    /// Our own trainer exchanges one tensor after another where nothing overlaps.
+    bool tensor_by_tensor() const { return is_own_trainer(step_) && runs_on_cpu(step_); }
+    using Tensors = std::vector<std::pair<Group, double>>;
+    /// Parameters of a layer as our own trainer keeps them, those below a matrix in one lump: they
+    /// sum up to `held`.
+    void add_tensors(int layer, Tensors& out) const {
+        const Held all = held(layer);
+        double lump = all.dense;
+        const auto matrix = [&](double rows, double columns, double split) {
+            out.emplace_back(Group::data_context, rows * columns / split);
+            lump -= out.back().second;
+        };
+        const double hidden = step_.model.hidden_size, tp = step_.layout.tensor_parallel_size;
+        if (layer < 0) {
+            if (all.dense >= hidden * step_.model.vocab_size / tp)
+                matrix(hidden, step_.model.vocab_size, tp);
+        } else {
+            const LayerSpec& spec = step_.model.layers[layer];
+            if (const auto* a = std::get_if<GroupedQueryAttention>(&spec.attention)) {
+                for (const int heads : {a->num_attention_heads, a->num_attention_heads,
+                                        a->num_kv_heads, a->num_kv_heads})
+                    matrix(hidden, static_cast<double>(heads) * a->head_size, tp);
+            }
+            const auto gated = [](Activation activation) {
+                return activation == Activation::swiglu ? 2.0 : 1.0;
+            };
+            if (const auto* dense = std::get_if<DenseFeedForward>(&spec.feed_forward)) {
+                matrix(hidden, gated(dense->activation) * dense->dense_hidden_size, tp);
+                matrix(hidden, dense->dense_hidden_size, tp);
+            } else {
+                const auto& moe = std::get<MoeFeedForward>(spec.feed_forward);
+                const double gates = gated(moe.activation);
+                out.emplace_back(Group::expert_data, all.expert * gates / (gates + 1));
+                out.emplace_back(Group::expert_data, all.expert / (gates + 1));
+                if (moe.num_moe_heads > 1)
+                    for (int projection = 0; projection < 2; ++projection)
+                        matrix(hidden, hidden, 1);
+            }
+        }
+        if (lump > 0) out.emplace_back(Group::data_context, lump);
+    }
+    /// Of a lane, as far as there are replicas to exchange with.
+    Tensors tensors_of(int lane, const std::vector<LayerChunk>& layer_chunks) const {
+        Tensors out;
+        if (has_virtual_stage(lane, 0)) add_tensors(kEmbedding, out);
+        for (const auto& chunk : layer_chunks)
+            for (int l = chunk.first; l < chunk.first + chunk.count; ++l) add_tensors(l, out);
+        if (has_virtual_stage(lane, last_virtual_stage())) add_tensors(kHead, out);
+        std::erase_if(out, [&](const auto& tensor) {
+            return !(tensor.second > 0) || replicas_of(tensor.first) < 2;
+        });
+        return out;
+    }
+
     void finish_lane(LaneState& state, int lane, const std::vector<LayerChunk>& layer_chunks,
                      LayerPasses& passes) {
         const Sharding sharding = step_.schedule.sharding;
         if (waiting_.dense > 0 || waiting_.expert > 0 || waiting_.copied > 0) {
-            reduce(state, lane, waiting_, 0, step_.schedule.num_micro_batches - 1);
+            if (tensor_by_tensor() && waiting_.copied == 0)
+                for (const auto& [group, count] : tensors_of(lane, layer_chunks))
+                    state.gradients.push_back(
+                        data_exchange(state, lane,
+                                      sharding == Sharding::none ? Collective::all_reduce
+                                                                 : Collective::reduce_scatter,
+                                      group, count * gradient_bytes(), Phase::backward, 0,
+                                      step_.schedule.num_micro_batches - 1, {state.last}));
+            else
+                reduce(state, lane, waiting_, 0, step_.schedule.num_micro_batches - 1);
             waiting_ = {};
         }
         const Held all = held_by(lane, layer_chunks);
@@ -1092,8 +1155,10 @@ class Builder {
                 break;
         if (sharding != Sharding::none && !shards_parameters() &&
             !effective_overlap(step_).parameters)
-            for (const auto& [group, count] : {std::pair{Group::data_context, all.dense},
-                                               std::pair{Group::expert_data, all.expert}})
+            for (const auto& [group, count] :
+                 tensor_by_tensor()
+                     ? tensors_of(lane, layer_chunks)
+                     : Tensors{{Group::data_context, all.dense}, {Group::expert_data, all.expert}})
                 if (count > 0 && replicas_of(group) > 1)
                     data_exchange(state, lane, Collective::all_gather, group,
                                   count * parameter_bytes(), Phase::optimizer, 0, 0, {state.last});
@@ -1171,6 +1236,15 @@ class Builder {
         if (runs_on_cpu(step_))
             graph_.assumptions.push_back(
                 "on a CPU kernels run one after another and nothing overlaps with communication");
+        if (runs_on_cpu(step_) && is_own_trainer(step_) && world_size(step_.layout) > 1)
+            graph_.assumptions.push_back(
+                step_.profile->stretches
+                    ? "at every exchange ranks wait for the slowest of them, as the profile "
+                      "measured "
+                      "it on ranks of equal work; in the times of the exchanges"
+                    : "ranks of equal work reach an exchange together: the profile has not "
+                      "measured "
+                      "how unsteadily they compute");
         if (step_.distinct_micro_batches > 0 && !load_index_.empty() &&
             static_cast<int>(load_index_.front().size()) < step_.schedule.num_micro_batches &&
             !routing_->same_everywhere())

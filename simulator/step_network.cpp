@@ -9,6 +9,7 @@
 #include "core/errors.hpp"
 #include "core/text.hpp"
 #include "simulator/collectives/stated_efficiency.hpp"
+#include "simulator/layer_passes.hpp"
 #include "simulator/step_walk.hpp"
 
 namespace moeplan {
@@ -69,6 +70,29 @@ void StepNetwork::in_training() {
         links_.collective_efficiency.try_emplace(std::string(name_of(Collective::all_to_all)), 1)
             .first->second;
     efficiency *= share;
+}
+
+/// On a CPU the profile has timed an all-to-all among as many ranks, in the state that a step
+/// leaves memory in. An uneven one takes as long as an even one of its busiest rank's bytes.
+/// @param bytes  [n, n] between the ranks of a group
+std::optional<Seconds> StepNetwork::measured_all_to_all(const std::vector<double>& bytes) const {
+    const auto n = static_cast<std::size_t>(std::lround(std::sqrt(double(bytes.size()))));
+    if (!runs_on_cpu(step_) || n < 2) return std::nullopt;
+    double most = 0;
+    for (std::size_t rank = 0; rank < n; ++rank) {
+        double sent = 0, received = 0;
+        for (std::size_t other = 0; other < n; ++other) {
+            if (other == rank) continue;
+            sent += bytes[rank * n + other];
+            received += bytes[other * n + rank];
+        }
+        most = std::max({most, sent, received});
+    }
+    // the curve counts a rank's own share too
+    const auto priced = link_time(*step_.profile, name_of(Collective::all_to_all),
+                                  Bytes{most * static_cast<double>(n) / static_cast<double>(n - 1)},
+                                  static_cast<int>(n));
+    return priced ? std::optional(priced->time) : std::nullopt;
 }
 
 Exchange StepNetwork::group_exchange(const ExchangeDemand& demand, const std::vector<int>& ranks,
@@ -136,6 +160,8 @@ Exchange StepNetwork::group_exchange(const ExchangeDemand& demand, const std::ve
     }
     call.traffic = &traffic;
     Exchange exchange = make_exchange(links_, call, step_.profile.get());
+    if (const auto known = measured_all_to_all(bytes))
+        exchange = calibrated(std::move(exchange), *known);
     if (demand.to_experts) return exchange;
     // combine is dispatch with every arrow turned round
     std::vector<StageFlows> stages;
@@ -305,6 +331,8 @@ const Exchange& StepNetwork::loads(std::uint32_t id) {
                 stage.transfer =
                     std::max(stage.transfer,
                              load.bytes / (links_.links[load.link].bandwidth * part.efficiency));
+            if (const auto known = measured_all_to_all(here.bytes))
+                part = calibrated(std::move(part), *known);
             return part;
         });
     auto all = std::make_unique<Exchange>(parts.front());

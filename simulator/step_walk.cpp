@@ -198,10 +198,10 @@ class EngineWalker : public Walker {
     void exchange(std::uint32_t i) override {
         const Exchange& demand = network_.exchange(graph_.ops[i].demand);
         if (demand.stages.empty()) {
-            finish(i, line_.begin[i]);
+            finish(i, met(i));
             return;
         }
-        const double delay = line_.begin[i] - engine_.now().value;
+        const double delay = met(i) - engine_.now().value;
         const auto start = [this, i, &demand] {
             if (graph_.ops[i].beside) hold(i, std::max(line_.begin[i], engine_.now().value));
             engine_.start(demand, [this, i] {

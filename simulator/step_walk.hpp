@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -60,6 +61,7 @@ class StepNetwork {
     const std::vector<std::string>& folded() const { return folded_; }
 
   private:
+    std::optional<Seconds> measured_all_to_all(const std::vector<double>& bytes) const;
     bool crosses_domains(const std::vector<int>& ranks) const;
     bool one_a_domain(const std::vector<int>& ranks) const;
     void in_training();

@@ -25,6 +25,10 @@ class Walker {
     /// `due` is to be called at this time, then `drain`.
     virtual void call_at(double time, std::uint32_t lane, std::uint32_t version) = 0;
 
+    /// When an exchange has all its ranks.
+    double met(std::uint32_t op) const {
+        return line_.begin[op] + (prices_.waits.empty() ? 0 : prices_.waits[op]);
+    }
     void begin();  ///< all that waits for nothing
     void drain();  ///< until only exchanges are under way
     void finish(std::uint32_t op, double end) {

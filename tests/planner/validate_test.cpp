@@ -98,6 +98,7 @@ TEST(Shrink, KeepsHeadsChoicesAndTheKindsOfParallelismAndSaysTheRest) {
     Here here;
     here.num_ranks = 2;
     const Shrunk shrunk = shrink(planned_case(), here);
+    EXPECT_EQ(shrunk.step.schedule.software.framework, "moeplan");  // whatever it was planned for
     const MoeFeedForward& moe = *first_moe(shrunk.step.model);
     EXPECT_EQ(moe.num_moe_heads, 4);
     EXPECT_EQ(moe.top_k, 2);

@@ -221,5 +221,25 @@ TEST(LinkTime, IsMeasuredOnAPointAndProportionalAboveTheLast) {
     EXPECT_EQ(link_efficiency(profile, "all_reduce", {1e3}, 2), 1);
 }
 
+TEST(SlowestOf, IsLinearInTheLogarithmsOfStretchAndRanks) {
+    Profile profile = plain_core();
+    EXPECT_EQ(slowest_of(profile, {1e-3}, 4), 1);  // not measured
+    EXPECT_EQ(typical_of(profile, {1e-3}), 1);
+    profile.stretches = StretchCurve{
+        "",
+        {0.1},
+        {"num_ranks", "stretch_s", "slowest", "typical"},
+        {{1, 1e-3, 1.1, 1.0}, {1, 1e-1, 1.3, 1.1}, {4, 1e-3, 1.5, 1.0}, {4, 1e-1, 1.9, 1.1}}};
+    prepare(profile);
+    EXPECT_DOUBLE_EQ(slowest_of(profile, {1e-3}, 1), 1.1);
+    EXPECT_NEAR(slowest_of(profile, {1e-2}, 1), 1.2, 1e-12);   // half way between 1 and 100 ms
+    EXPECT_NEAR(slowest_of(profile, {1e-2}, 2), 1.45, 1e-12);  // and 2 between 1 and 4: 1.2, 1.7
+    EXPECT_DOUBLE_EQ(slowest_of(profile, {1e-6}, 64), 1.5);    // edges
+    EXPECT_DOUBLE_EQ(slowest_of(profile, {10}, 1), 1.3);
+    EXPECT_NEAR(typical_of(profile, {1e-2}), 1.05, 1e-12);
+    profile.stretches->rows.pop_back();  // no grid
+    EXPECT_THROW(prepare(profile), InputError);
+}
+
 }  // namespace
 }  // namespace moeplan

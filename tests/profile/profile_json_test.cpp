@@ -46,6 +46,20 @@ TEST(ProfileJson, ComesBackAsItWasWritten) {
     EXPECT_EQ(to_file_text(to_json(again)), text);
 }
 
+TEST(ProfileJson, KeepsStretchesAndReadsProfilesWithout) {
+    const std::string plain =
+        R"({"name": "x", "roofline": {"peak": {"fp32": "1 TFlop/s"}, "memory_bandwidth": "1 GB/s"})";
+    EXPECT_FALSE(profile_from_json(JsonReader::from_text(plain + "}", "old")).stretches);
+    const Profile profile = profile_from_json(JsonReader::from_text(
+        plain +
+            R"(, "stretches": {"window_s": 0.1, "columns": ["num_ranks", "stretch_s", "slowest", "typical"],
+                   "rows": [[1, 0.001, 1.02, 1], [2, 0.001, 1.05, 1]]}})",
+        "new"));
+    EXPECT_DOUBLE_EQ(slowest_of(profile, {1e-3}, 2), 1.05);
+    const std::string text = to_file_text(to_json(profile));
+    EXPECT_EQ(to_file_text(to_json(profile_from_json(JsonReader::from_text(text, "again")))), text);
+}
+
 TEST(HostileProfile, IsRefusedWithItsPlace) {
     const std::string plain =
         R"("name": "x", "roofline": {"peak": {"fp32": "1 TFlop/s"}, "memory_bandwidth": "1 GB/s"})";
@@ -76,6 +90,10 @@ TEST(HostileProfile, IsRefusedWithItsPlace) {
         {with(R"("links": [{"collective": "all_reduce", "num_ranks": 2, "basis": "measured",
                 "columns": ["bytes"], "rows": [[1]]}])"),
          "columns"},
+        {with(
+             R"("stretches": {"window_s": 0.1, "columns": ["num_ranks", "stretch_s", "slowest", "typical"],
+                "rows": [[1, 0.001, 1.02, 1], [2, 0.002, 1.05, 1]]})"),
+         "stretches"},
     };
     for (const auto& [text, place] : files) {
         try {

@@ -10,6 +10,7 @@
 #include "profiler/measure_kernels.hpp"
 #include "profiler/measure_links.hpp"
 #include "profiler/measure_points.hpp"
+#include "profiler/measure_stretches.hpp"
 #include "tests/tolerance.hpp"
 
 namespace moeplan {
@@ -43,6 +44,45 @@ TEST(Settled, StopsWhenMoreSamplesNoLongerHelp) {
     std::vector<double> noisy;
     for (int i = 0; i < 60; ++i) noisy.push_back(i % 3 == 0 ? 0.9 : i % 3 == 1 ? 1.0 : 1.1);
     EXPECT_TRUE(settled(noisy, {0.01}, {}));
+}
+
+/// Of the row for so many ranks and a stretch of so many pieces of 1 ms.
+double slowest_in(const StretchCurve& curve, int ranks, int pieces) {
+    for (const auto& row : curve.rows)
+        if (row[0] == ranks && std::abs(row[1] - 1e-3 * pieces) < 1e-9) return row[2];
+    ADD_FAILURE() << "no row for " << ranks << " ranks and " << pieces << " pieces";
+    return 0;
+}
+
+TEST(StretchesOf, SteadyRanksWaitForNobody) {
+    const StretchCurve curve =
+        stretches_of({std::vector<double>(300, 1e-3), std::vector<double>(400, 1e-3)}, {0.1}, {1});
+    // 1, 2 … 64 pieces, for 1, 2 … 64 ranks
+    EXPECT_EQ(curve.rows.size(), 7u * 7u);
+    for (const auto& row : curve.rows) EXPECT_NEAR(row[2], 1, 1e-9);
+}
+
+TEST(StretchesOf, AnInterruptionOfEitherRankDelaysBothTheMoreTheOftenerTheyMeet) {
+    // A piece of 1 ms, every tenth interrupted for 10 ms: 100 pieces take 200 ms on one rank. Two
+    // that meet after every piece lose each other's interruptions too, 300 ms, unless they fall
+    // together, in one window of ten. In a stretch of 64 lie 6 or 7 interruptions: 124 or 134 ms.
+    std::vector<double> pieces(1000, 1e-3);
+    for (std::size_t i = 0; i < pieces.size(); i += 10) pieces[i] = 11e-3;
+    const StretchCurve curve = stretches_of({pieces, pieces}, {0.1}, {1});
+    EXPECT_NEAR(slowest_in(curve, 1, 1), 2.0, 1e-9);
+    EXPECT_NEAR(slowest_in(curve, 2, 1), 3.0, 1e-9);
+    EXPECT_NEAR(slowest_in(curve, 64, 1), 11.0, 1e-9);    // someone is interrupted in every piece
+    EXPECT_NEAR(curve.rows.front()[3], 1, 1e-9);          // the median of a piece is undisturbed
+    EXPECT_NEAR(curve.rows.back()[3], 124.0 / 64, 1e-9);  // 6 of 10 stretches of 64 have 6
+    EXPECT_LE(slowest_in(curve, 2, 64), 134.0 / 64 + 1e-9);
+    EXPECT_GE(slowest_in(curve, 2, 64), 124.0 / 64 - 1e-9);
+}
+
+TEST(StretchesOf, NeedsNoMorePiecesThanThereAre) {
+    EXPECT_TRUE(stretches_of({}, {0.1}, {1}).rows.empty());
+    EXPECT_TRUE(stretches_of({{}}, {0.1}, {1}).rows.empty());
+    for (const auto& row : stretches_of({{1e-3, 1e-3, 1e-3}}, {0.1}, {1}).rows)
+        EXPECT_NEAR(row[2], 1, 1e-9);
 }
 
 ModelSpec small_model() {

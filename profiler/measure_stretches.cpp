@@ -1,0 +1,154 @@
+#include "profiler/measure_stretches.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+
+#include "profiler/measure.hpp"
+#include "profiler/measure_points.hpp"
+
+namespace moeplan {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kMostRanks = 64;
+constexpr int kWindows = 201;  // drawn; odd, so that the median is one of them
+
+std::vector<double> time_pieces(const Backend& backend, const Communicator& ranks,
+                                const StretchOptions& options) {
+    const KernelPoint product = gemm_point("gemm", 256, 256, 256);
+    const PreparedKernel kernel(backend, product.row, product.problem, options.seed);
+    // Far more than a core's own caches, walked over in turn: memory and what ranks share of it are
+    // at work as they are in a step.
+    constexpr std::size_t kArena = std::size_t{32} << 20, kCopied = std::size_t{256} << 10;
+    void *from = nullptr, *to = nullptr;
+    check(backend.allocate(kArena, &from), "allocate");
+    check(backend.allocate(kArena, &to), "allocate");
+    check(backend.set_zero(from, kArena, nullptr), "set_zero");
+    check(backend.set_zero(to, kArena, nullptr), "set_zero");
+    std::vector<double> pieces;
+    pieces.reserve(1 << 16);
+    if (ranks.size() > 1) ranks.barrier();
+    const auto begin = Clock::now();
+    auto last = begin;
+    for (std::size_t at = 0; last - begin < std::chrono::duration<double>(options.budget.value);
+         at = (at + kCopied) % kArena) {
+        check(kernel.run(nullptr), "gemm");
+        check(backend.copy(static_cast<char*>(to) + at, static_cast<char*>(from) + at, kCopied,
+                           nullptr),
+              "copy");
+        const auto now = Clock::now();
+        pieces.push_back(std::chrono::duration<double>(now - last).count());
+        last = now;
+    }
+    backend.release(from);
+    backend.release(to);
+    return pieces;
+}
+
+std::vector<std::vector<double>> of_all_ranks(const Communicator& ranks,
+                                              const std::vector<double>& mine) {
+    if (ranks.size() == 1) return {mine};
+    std::vector<char> bytes(mine.size() * sizeof(double));
+    std::memcpy(bytes.data(), mine.data(), bytes.size());
+    std::vector<std::int64_t> sizes;
+    const std::vector<char> all = ranks.gather_bytes(bytes, 0, &sizes);
+    std::vector<std::vector<double>> out;
+    if (ranks.rank() != 0) return out;
+    const char* at = all.data();
+    for (const std::int64_t size : sizes) {
+        auto& series = out.emplace_back(static_cast<std::size_t>(size) / sizeof(double));
+        std::memcpy(series.data(), at, static_cast<std::size_t>(size));
+        at += size;
+    }
+    return out;
+}
+
+/// Ends of the pieces of one rank: a stretch is a difference.
+std::vector<double> ends_of(const std::vector<double>& pieces) {
+    std::vector<double> out(1, 0.0);
+    for (const double piece : pieces) out.push_back(out.back() + piece);
+    return out;
+}
+
+/// Seconds of `count` stretches of `length` pieces, each on the slowest of `num_ranks` ranks.
+/// @param first  whose series the first of them has
+double window_of(const std::vector<std::vector<double>>& ends, int num_ranks, std::size_t length,
+                 std::size_t count, std::size_t first, Seed seed) {
+    std::vector<const double*> ranks;
+    for (int r = 0; r < num_ranks; ++r) {
+        const auto& series = ends[(first + static_cast<std::size_t>(r)) % ends.size()];
+        const std::size_t places = series.size() - length * count;
+        ranks.push_back(series.data() +
+                        draw(seed, "place", static_cast<std::uint64_t>(r)) % places);
+    }
+    double sum = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+        double slowest = 0;
+        for (const double* end : ranks)
+            slowest = std::max(slowest, end[(i + 1) * length] - end[i * length]);
+        sum += slowest;
+    }
+    return sum;
+}
+
+}  // namespace
+
+namespace {
+
+/// Median of all stretches of this length on one rank, in the mean over the ranks.
+double typical(const std::vector<std::vector<double>>& ends, std::size_t length) {
+    double sum = 0;
+    for (const auto& series : ends) {
+        std::vector<double> stretches;
+        for (std::size_t i = length; i < series.size(); ++i)
+            stretches.push_back(series[i] - series[i - length]);
+        sum += summarise(std::move(stretches)).median.value;
+    }
+    return sum / static_cast<double>(ends.size());
+}
+
+}  // namespace
+
+StretchCurve stretches_of(const std::vector<std::vector<double>>& pieces, Seconds window,
+                          Seed seed) {
+    StretchCurve out{"measured on this machine, all ranks at once, see conditions",
+                     window,
+                     {"num_ranks", "stretch_s", "slowest", "typical"},
+                     {}};
+    std::vector<std::vector<double>> ends;
+    std::size_t shortest = pieces.empty() ? 0 : pieces.front().size();
+    for (const auto& series : pieces) {
+        ends.push_back(ends_of(series));
+        shortest = std::min(shortest, series.size());
+    }
+    if (shortest == 0) return out;
+    const double piece = typical(ends, 1);
+    const auto in_window =
+        std::max<std::size_t>(1, static_cast<std::size_t>(std::llround(window.value / piece)));
+    for (std::size_t length = 1; length <= in_window && length <= shortest; length *= 2) {
+        const std::size_t count = std::max<std::size_t>(1, std::min(in_window, shortest) / length);
+        const double undisturbed = piece * static_cast<double>(length);
+        const double of_one = typical(ends, length) / undisturbed;
+        for (int ranks = 1; ranks <= kMostRanks; ranks *= 2) {
+            std::vector<double> windows;
+            for (std::uint64_t w = 0; w < kWindows; ++w)
+                windows.push_back(window_of(ends, ranks, length, count, static_cast<std::size_t>(w),
+                                            derive(seed, "window", w)));
+            const double slowest = summarise(std::move(windows)).median.value /
+                                   (undisturbed * static_cast<double>(count));
+            out.rows.push_back({static_cast<double>(ranks), undisturbed, slowest, of_one});
+        }
+    }
+    return out;
+}
+
+StretchCurve measure_stretches(const Backend& backend, const Communicator& ranks,
+                               const StretchOptions& options) {
+    const auto pieces = of_all_ranks(ranks, time_pieces(backend, ranks, options));
+    return stretches_of(pieces, options.window, options.seed);
+}
+
+}  // namespace moeplan
