@@ -1,9 +1,6 @@
 /// The CPU's memory, clocks and table of kernels.
 #include "kernels/cpu/cpu_backend.hpp"
 
-#if __has_include(<malloc.h>)
-#include <malloc.h>
-#endif
 #include <sched.h>
 #include <unistd.h>
 
@@ -17,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "core/memory_steps.hpp"
 #include "kernels/cpu/cpu_kernels.hpp"
 
 namespace moeplan {
@@ -30,23 +28,10 @@ namespace {
 constexpr std::size_t kAlignment = 64;
 std::atomic<std::uint64_t> bytes_now{0}, bytes_peak{0};
 
-/// glibc maps every large block apart, in small pages that start anywhere, and gives it back when
-/// it is freed: the next one is touched for the first time again, and a message between processes
-/// walks over its pages one by one. One heap that grows by much and is kept lies in huge pages
-/// where the system has them (transparent_hugepage), and its pages stay touched.
-bool keep_one_heap() {
-#if defined(__GLIBC__)
-    mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the most that glibc takes
-    mallopt(M_TOP_PAD, 16 << 20);
-    mallopt(M_TRIM_THRESHOLD, 1 << 30);
-#endif
-    return true;
-}
-
 /// The block's size stands in front of it.
 Status allocate(std::size_t bytes, void** out) {
-    static const bool one_heap = keep_one_heap();
-    static_cast<void>(one_heap);
+    static const bool large_steps = (take_memory_in_large_steps(), true);
+    static_cast<void>(large_steps);
     const std::size_t whole = (bytes + 2 * kAlignment - 1) / kAlignment * kAlignment;
     void* block = std::aligned_alloc(kAlignment, whole);
     if (!block) {
