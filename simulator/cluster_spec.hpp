@@ -23,6 +23,12 @@ struct GpuSpec {
     Bytes l2;
     bool operator==(const GpuSpec&) const = default;
 };
+/// What a link or a memory can be: beyond, a unit was mistaken.
+constexpr bool is_a_rate(BytesPerSecond rate) { return rate.value >= 1e3 && rate.value <= 1e15; }
+constexpr bool is_a_latency(Seconds time) { return time.value >= 0 && time.value <= 10; }
+inline constexpr const char* kRatesOfLinks = "a rate from 1 kB/s to 1 PB/s";
+inline constexpr const char* kLatenciesOfLinks = "a time from 0 to 10 s";
+
 struct LinkSpec {
     Seconds latency;           ///< of an empty message, one way
     BytesPerSecond bandwidth;  ///< datasheet rate of one direction: of one GPU's ports (scale_up),

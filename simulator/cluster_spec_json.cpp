@@ -29,7 +29,7 @@ GpuSpec gpu_from_json(const JsonReader& in) {
     gpu.memory = in.at("memory").bytes();
     gpu.memory_bandwidth = in.at("memory_bandwidth").bytes_per_second();
     if (!(gpu.memory.value > 0)) in.at("memory").fail("more than zero");
-    if (!(gpu.memory_bandwidth.value > 0)) in.at("memory_bandwidth").fail("more than zero");
+    if (!is_a_rate(gpu.memory_bandwidth)) in.at("memory_bandwidth").fail(kRatesOfLinks);
     gpu.num_sms = in.count_or("num_sms", 0, 0, 1 << 20);
     if (const auto l2 = in.find("l2")) gpu.l2 = l2->bytes();
     return gpu;
@@ -50,7 +50,8 @@ Json gpu_to_json(const GpuSpec& gpu) {
 LinkSpec link_from_json(const JsonReader& in) {
     in.refuse_unknown({"latency", "bandwidth", "efficiency"});
     LinkSpec link{in.at("latency").seconds(), in.at("bandwidth").bytes_per_second()};
-    if (!(link.bandwidth.value > 0)) in.at("bandwidth").fail("more than zero");
+    if (!is_a_rate(link.bandwidth)) in.at("bandwidth").fail(kRatesOfLinks);
+    if (!is_a_latency(link.latency)) in.at("latency").fail(kLatenciesOfLinks);
     if (const auto share = in.find("efficiency")) {
         link.efficiency = share->number(0, 1);
         if (!(link.efficiency > 0)) share->fail("a share above 0, at most 1");
@@ -162,7 +163,8 @@ std::shared_ptr<const LinkGraph> graph_from_json(const JsonReader& in, int gpus,
             row.fail("[name, from, to, bandwidth, latency, level]");
         Link link{row.at(0).text(), row.at(3).bytes_per_second(), Level::scale_up,
                   row.at(4).seconds()};
-        if (!(link.bandwidth.value > 0)) row.at(3).fail("more than zero");
+        if (!is_a_rate(link.bandwidth)) row.at(3).fail(kRatesOfLinks);
+        if (!is_a_latency(link.latency)) row.at(4).fail(kLatenciesOfLinks);
         const auto level = row.at(5).text();
         if (level != "scale_up" && level != "scale_out") row.at(5).fail("scale_up or scale_out");
         link.level = level == "scale_up" ? Level::scale_up : Level::scale_out;

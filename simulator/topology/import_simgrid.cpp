@@ -109,10 +109,14 @@ struct Reader {
     }
     BytesPerSecond bandwidth(const XmlElement& at, const std::string& key) const {
         const double value = quantity(at, key, simgrid_bandwidth);
-        if (!(value > 0)) refuse(at, key + "=\"" + at.get(key) + "\"", "more than zero");
+        if (!is_a_rate({value})) refuse(at, key + "=\"" + at.get(key) + "\"", kRatesOfLinks);
         return {value};
     }
-    Seconds latency(const XmlElement& at, const std::string& key) const { return {quantity(at, key, simgrid_latency, "0")}; }
+    Seconds latency(const XmlElement& at, const std::string& key) const {
+        const Seconds value{quantity(at, key, simgrid_latency, "0")};
+        if (!is_a_latency(value)) refuse(at, key + "=\"" + at.get(key) + "\"", kLatenciesOfLinks);
+        return value;
+    }
     int add_vertex(const XmlElement& at, const std::string& name) {
         const auto [place, added] = index.emplace(name, static_cast<int>(vertex.size()));
         if (!added) refuse(at, "\"" + name + "\" again", "each name once");

@@ -103,6 +103,18 @@ TEST(ClusterFiles, AWrongValueIsNamedWithItsPlace) {
     EXPECT_THAT(with("/topology/scale_up/nv_switch/gpus_per_domain", 12),
                 testing::HasSubstr("multiple of gpus_per_node"));
     EXPECT_THAT(with("/colour", "red"), testing::HasSubstr("colour"));
+    for (const char* link : {"/scale_up", "/scale_out"}) {
+        for (const char* rate : {"0 GB/s", "1e30 GB/s", "1 B/s", "-5 GB/s", "nan GB/s"})
+            EXPECT_THAT(with(link + std::string("/bandwidth"), rate),
+                        testing::HasSubstr(link + std::string("/bandwidth is \"") + rate))
+                << rate;
+        for (const char* time : {"-1 us", "3 h", "nan s"})
+            EXPECT_THAT(with(link + std::string("/latency"), time),
+                        testing::HasSubstr(link + std::string("/latency is \"") + time))
+                << time;
+    }
+    EXPECT_THAT(with("/gpu/memory_bandwidth", "1e30 GB/s"),
+                testing::HasSubstr("from 1 kB/s to 1 PB/s"));
 }
 
 TEST(Import, NcclDumpGivesLinksNicsAndTheGpu) {
@@ -258,6 +270,10 @@ TEST(Import, HostileFilesGiveOneMessage) {
         "<platform version=\"3\"/>",
         "<platform version=\"4.1\"/>",
         cluster + "radical=\"0-99999999\"/></platform>",
+        "<platform version=\"4.1\"><cluster id=\"c\" prefix=\"n\" suffix=\"\" speed=\"1Gf\" "
+        "bw=\"1e30GBps\" lat=\"1us\" radical=\"0-3\"/></platform>",
+        "<platform version=\"4.1\"><cluster id=\"c\" prefix=\"n\" suffix=\"\" speed=\"1Gf\" "
+        "bw=\"1GBps\" lat=\"1w\" radical=\"0-3\"/></platform>",
         cluster + "radical=\"5-1\"/></platform>",
         cluster +
             "radical=\"0-7\" topology=\"FAT_TREE\" topo_parameters=\"2;8,8;1,8;1,1\"/></platform>",
