@@ -1,9 +1,8 @@
 /// The step at closed form: exchanges share links as wholes. Milliseconds.
 
-#include <algorithm>
-#include <stdexcept>
+#include <utility>
+#include <vector>
 
-#include "core/errors.hpp"
 #include "simulator/step_walk.hpp"
 
 namespace moeplan {
@@ -14,18 +13,36 @@ Timeline walk_closed_form(const StepGraph& graph, const StepCase& step) {
 }
 
 StepReport estimate_step(const StepCase& step) {
+    const int all = step.schedule.num_micro_batches;
     StepCase walked = step;
-    for (const int micro_batches : micro_batches_to_walk(step)) {
+    const std::vector<int> tries = micro_batches_to_walk(step);
+    auto next = tries.begin();
+    for (int micro_batches = *next;;) {
         walked.schedule.num_micro_batches = micro_batches;
         const StepGraph graph = build_step_graph(walked);
         const JobPrices prices = price_jobs(graph, walked);
         StepNetwork network(walked, graph);
         Timeline line = walk(graph, walked, prices, network, NetworkModel::closed_form);
-        const int all = step.schedule.num_micro_batches;
-        if (micro_batches == all || stretch(line, graph, walked, prices, network, all))
+        const auto made = [&] {
             return report(step, graph, prices, line, network, Fidelity::closed_form);
+        };
+        if (micro_batches == all) return made();
+        int more = 0;  // until what is left is whole periods
+        if (auto found = rhythm(line, graph, walked, prices)) {
+            const int left = all - micro_batches, period = found->micro_batches;
+            more = left % period;
+            if (more == 0) {
+                stretch(line, graph, network, std::move(*found), left / period);
+                return made();
+            }
+        }
+        if (more > 0) {
+            micro_batches += more;
+        } else {
+            while (*next <= micro_batches) ++next;  // all of them are the last
+            micro_batches = *next;
+        }
     }
-    throw std::logic_error("the last try walks every micro-batch");
 }
 
 }  // namespace moeplan

@@ -1,14 +1,18 @@
 /// Many micro-batches that are all alike: a few of them walked, the rest a repetition.
 ///
-/// After its first forwards a lane works in units of one forward and one backward (1F1B), of one from
-/// either end (DualPipe), or of as many as there are chunks times stages (interleaved). What it does in a unit depends on the units
-/// just before it, of its own and of the neighbouring lanes, which are at most a pipeline's length
-/// ahead or behind. If all ops of so many units, in all lanes, are those of a period before moved
-/// by one time λ, then the next period is moved by λ again, and so on until the last forward: more
-/// micro-batches are more periods. What an op does not show is the host's lead; it only shrinks if
+/// After its first forwards a lane works in units of one forward and one backward (1F1B), of one
+/// from either end (DualPipe), or of as many as there are chunks times stages (interleaved). What
+/// it does in a unit depends on the units just before it, of its own and of the neighbouring lanes,
+/// which are at most a pipeline's length ahead or behind. If all ops of so many units, in all
+/// lanes, are those of a period before moved by one time λ, then the next period is moved by λ
+/// again, and so on until the last forward: more micro-batches are more periods. A period may be
+/// several micro-batches: where stages wait for one another in both directions, the slowest way
+/// round through n stages passes n micro-batches, and only each n-th does what the first did;
+/// shared links make other numbers. What an op does not show is the host's lead; it only shrinks if
 /// the host needs longer than λ for a period, so that is looked at too.
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
 
 #include "model/stage_layers.hpp"
@@ -60,6 +64,7 @@ std::optional<Repeats> rhythm_before(const Timeline& line, const StepGraph& grap
                                      const std::vector<std::vector<std::uint32_t>>& units,
                                      int period_units, int window, int before_the_end) {
     Repeats repeats;
+    const double rounding = 1e-13 * line.step_time;
     double sum = 0, count = 0, least = 0, most = 0;
     for (const auto& first : units) {
         const int last = static_cast<int>(first.size()) - 1 - before_the_end,
@@ -80,13 +85,24 @@ std::optional<Repeats> rhythm_before(const Timeline& line, const StepGraph& grap
                     ++count;
                 }
             }
+            if (most - least > 1e-11 * most + rounding) return std::nullopt;
         }
         repeats.ops.push_back({first[last - period_units + 1], first[last + 1]});
     }
     if (count == 0) return std::nullopt;
     repeats.period = sum / count;
-    if (most - least > 1e-11 * repeats.period + 1e-13 * line.step_time) return std::nullopt;
     return repeats;
+}
+
+/// Whether a host keeps up: else its lead will run out.
+bool hosts_keep_up(const Repeats& repeats, const StepGraph& graph, const JobPrices& prices) {
+    for (const auto& [first, last] : repeats.ops) {
+        double host = 0;
+        for (std::uint32_t i = first; i < last; ++i)
+            if (!graph.ops[i].exchange) host += prices.jobs[graph.ops[i].demand].host;
+        if (host > repeats.period * (1 + 1e-11)) return false;
+    }
+    return true;
 }
 
 }  // namespace
@@ -96,48 +112,50 @@ std::vector<int> micro_batches_to_walk(const StepCase& step) {
               stages = step.layout.pipeline_parallel_size;
     std::vector<int> out;
     if (period > 0 && !step.keep_timeline && all_alike(step))
-        for (const int tries : {1, 2, 4}) {
+        for (int tries = 1;; tries *= 2) {
             // the way in, a window of lanes that lie apart, two periods to compare, the way out
-            const int wanted = (period > 1 ? 4 : 3) * stages * tries + 4;
-            const int fewer = wanted + (all - wanted % period) % period;
-            if (fewer + 2 * period < all) out.push_back(fewer);
+            const int wanted = (stages > 1 ? 4 : 3) * stages * tries + 4,
+                      aligned = std::lcm(period, stages);  // most often a whole period
+            const int fewer = wanted + (all - wanted % aligned) % aligned;
+            // tries in vain take no longer than the whole walk
+            if (tries == 1 ? fewer + 2 * period >= all : 2 * fewer >= all) break;
+            out.push_back(fewer);
         }
     out.push_back(all);
     return out;
 }
 
-bool stretch(Timeline& line, const StepGraph& graph, const StepCase& walked,
-             const JobPrices& prices, StepNetwork& network, int num_micro_batches) {
+std::optional<Repeats> rhythm(const Timeline& line, const StepGraph& graph, const StepCase& walked,
+                              const JobPrices& prices) {
     const StepSchedule& schedule = walked.schedule;
     const int stages = walked.layout.pipeline_parallel_size,
-              chunks = std::max(1, schedule.virtual_pipeline_size);
-    const int period = period_of(walked);
-    if (period == 0 || (num_micro_batches - schedule.num_micro_batches) % period != 0) return false;
-    const auto orders = pipeline_order(schedule.pipeline, stages,
-                                       num_chunks(walked.layout, schedule),
-                                       schedule.num_micro_batches, graph.takes_turns);
+              chunks = std::max(1, schedule.virtual_pipeline_size), shortest = period_of(walked);
+    if (shortest == 0) return std::nullopt;
+    const auto orders =
+        pipeline_order(schedule.pipeline, stages, num_chunks(walked.layout, schedule),
+                       schedule.num_micro_batches, graph.takes_turns);
     std::vector<std::vector<std::uint32_t>> units;
     for (int lane = 0; lane < graph.num_lanes; ++lane)
         units.push_back(units_of(orders[lane], graph.slots[lane]));
     // The last unit holds the way out; the ones before it may feel that others are on theirs.
-    std::optional<Repeats> repeats;
-    for (const int before_the_end : {1, 3, 1 + stages / 2, 1 + stages})
-        if (!repeats)
-            repeats =
-                rhythm_before(line, graph, units, period * chunks,
-                              period * chunks + (period * chunks > 1 ? 2 : 1) * stages,
-                              before_the_end);
-    if (!repeats) return false;
-    for (const auto& [first, last] : repeats->ops) {
-        double host = 0;
-        for (std::uint32_t i = first; i < last; ++i)
-            if (!graph.ops[i].exchange) host += prices.jobs[graph.ops[i].demand].host;
-        if (host > repeats->period * (1 + 1e-11)) return false;
-    }
-    repeats->times = (num_micro_batches - schedule.num_micro_batches) / period;
+    for (int period = shortest; period <= 2 * stages; period += shortest)
+        for (const int before_the_end : {1, 3, 1 + stages / 2, 1 + stages}) {
+            const int period_units = period * chunks,
+                      window = period_units + (shortest * chunks > 1 ? 2 : 1) * stages;
+            auto repeats = rhythm_before(line, graph, units, period_units, window, before_the_end);
+            if (!repeats) continue;
+            repeats->micro_batches = period;
+            if (!hosts_keep_up(*repeats, graph, prices)) return std::nullopt;
+            return repeats;
+        }
+    return std::nullopt;
+}
 
+void stretch(Timeline& line, const StepGraph& graph, StepNetwork& network, Repeats repeats,
+             int times) {
+    repeats.times = times;
     std::vector<std::uint64_t> uses(graph.exchanges.size(), 0);
-    for (const auto& [first, last] : repeats->ops)
+    for (const auto& [first, last] : repeats.ops)
         for (std::uint32_t i = first; i < last; ++i)
             if (graph.ops[i].exchange) ++uses[graph.ops[i].demand];
     for (std::uint32_t d = 0; d < uses.size(); ++d)
@@ -145,10 +163,9 @@ bool stretch(Timeline& line, const StepGraph& graph, const StepCase& walked,
             for (const ExchangeStage& stage : network.loads(d).stages)
                 for (const LinkLoad& load : stage.loads)
                     line.carried[load.link] +=
-                        load.bytes * (static_cast<double>(uses[d]) * repeats->times);
-    line.step_time += repeats->times * repeats->period;
-    line.repeats = std::move(*repeats);
-    return true;
+                        load.bytes * (static_cast<double>(uses[d]) * repeats.times);
+    line.step_time += repeats.times * repeats.period;
+    line.repeats = std::move(repeats);
 }
 
 }  // namespace moeplan

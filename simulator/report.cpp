@@ -44,13 +44,26 @@ std::vector<double> lane_busy(const StepGraph& graph, const Timeline& line) {
     return busy;
 }
 
+/// The stage whose kernels take longest, for which the others wait; the first of those that differ
+/// by no more than sums round.
+int busiest_lane(const StepGraph& graph, const Timeline& line) {
+    const auto busy = lane_busy(graph, line);
+    const double most = *std::max_element(busy.begin(), busy.end()) * (1 - 1e-12);
+    return static_cast<int>(
+        std::find_if(busy.begin(), busy.end(), [&](double lane) { return lane >= most; }) -
+        busy.begin());
+}
+
 /// How many seconds of the step an interval of the walk stands for: more where the walk shows one
 /// period for many.
 class Stretch {
   public:
-    Stretch(const Timeline& line, int lane) : times_(line.repeats.times) {
+    Stretch(const StepGraph& graph, const Timeline& line, int lane) : times_(line.repeats.times) {
         if (times_ == 0) return;
-        to_ = line.end[line.repeats.ops[static_cast<std::size_t>(lane)].second - 1];
+        // up to its last kernel: messages after it may last into what follows the last period
+        std::uint32_t last = line.repeats.ops[static_cast<std::size_t>(lane)].second - 1;
+        while (graph.ops[last].exchange) --last;
+        to_ = line.end[last];
         from_ = to_ - line.repeats.period;
     }
     double operator()(double begin, double end) const {
@@ -68,7 +81,7 @@ class Stretch {
 /// before and its own end.
 TimeBreakdown exposed_parts(const StepGraph& graph, const Timeline& line, int lane) {
     TimeBreakdown parts;
-    const Stretch stretched(line, lane);
+    const Stretch stretched(graph, line, lane);
     const auto add = [&](Part part, double begin, double end) {
         part_of(parts, part) += Seconds{stretched(begin, end)};
     };
@@ -509,9 +522,7 @@ StepReport report(const StepCase& step, const StepGraph& graph, const JobPrices&
     StepReport out;
     out.fidelity = fidelity;
     out.step_time = Seconds{line.step_time};
-    // the stage whose kernels take longest: the others wait for it
-    const auto busy = lane_busy(graph, line);
-    const int lane = static_cast<int>(std::max_element(busy.begin(), busy.end()) - busy.begin());
+    const int lane = busiest_lane(graph, line);
     out.exposed = exposed_parts(graph, line, lane);
     settle(out.exposed, out.step_time);
     out.busy = busy_parts(graph, prices, line, lane, out.exposed);

@@ -4,6 +4,7 @@
 #include <cassert>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <map>
 #include <numeric>
 #include <optional>
@@ -19,6 +20,15 @@
 #include "simulator/step_order.hpp"
 
 namespace moeplan {
+
+RoutedRows::RoutedRows(std::vector<std::uint32_t> counts) {
+    std::uint32_t bits = 0;
+    for (const std::uint32_t count : counts) bits |= count;
+    if (bits <= std::numeric_limits<std::uint16_t>::max())
+        narrow_.assign(counts.begin(), counts.end());
+    else
+        wide_ = std::move(counts);
+}
 
 Seconds& part_of(TimeBreakdown& parts, Part part) {
     switch (part) {
@@ -152,9 +162,9 @@ std::vector<double> all_to_all_bytes(const StepGraph& graph, const ParallelLayou
     for (std::size_t source = 0; source < places; ++source) {
         const std::size_t w = static_cast<std::size_t>(block * ep * etp + offset) + source * etp;
         // A unit with several experts at one place travels once.
-        const std::uint32_t* sent = (counted ? loads.copies : loads.traffic).data() + w * places;
         for (std::size_t place = 0; place < places; ++place)
-            rows[source * places + place] = sent[place];
+            rows[source * places + place] =
+                counted ? loads.copies[w * places + place] : loads.traffic[w * places + place];
     }
     if (once && !counted && loads.units > 0 && loads.top_k > 1) {
         // From counts alone: k independent choices, each going there with share q, so
@@ -196,7 +206,7 @@ ExpertLoads lane_loads(PlacedLoads placed, const ParallelLayout& layout, const M
     // a placement may leave some slots of a rank empty
     const int blocks = (width + block - 1) / block,
               per_rank = out.experts_per_rank = static_cast<int>(placed.rows.size()) / blocks / ep;
-    out.traffic = std::move(placed.traffic);
+    out.traffic = RoutedRows(std::move(placed.traffic));
     out.copies = std::move(placed.copies);
     out.domain_copies = std::move(placed.domain_copies);
     out.rows.reserve(static_cast<std::size_t>(width) * per_rank);

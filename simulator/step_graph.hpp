@@ -83,13 +83,25 @@ struct Job {
     std::int32_t loads = -1;
 };
 
+/// Counts of rows, two bytes each where none needs more: a step has tens of millions of them.
+class RoutedRows {
+  public:
+    RoutedRows() = default;
+    explicit RoutedRows(std::vector<std::uint32_t> counts);
+    std::size_t size() const { return wide_.empty() ? narrow_.size() : wide_.size(); }
+    std::uint32_t operator[](std::size_t i) const { return wide_.empty() ? narrow_[i] : wide_[i]; }
+
+  private:
+    std::vector<std::uint16_t> narrow_;
+    std::vector<std::uint32_t> wide_;  // else
+};
+
 /// What each rank of a lane got in one MoE layer of one micro-batch.
 struct ExpertLoads {
     int experts_per_rank = 0;
     std::vector<std::uint32_t>
         rows;  ///< [width, experts_per_rank] of the rank's experts, from all its sources
-    std::vector<std::uint32_t>
-        traffic;  ///< [width, expert_parallel_size] rows that a source sends to each expert place
+    RoutedRows traffic;  ///< [width, expert_parallel_size] rows that a source sends to each place
     /// [width, expert_parallel_size], [width, domains] units that a source sends to a place, to a
     /// domain (`StepGraph::place_domain`), at least once; empty: not known, to be estimated.
     std::vector<std::uint32_t> copies, domain_copies;

@@ -285,11 +285,10 @@ const StepNetwork::Traffic& StepNetwork::traffic(const ExchangeDemand& demand,
     std::vector<double> rows(static_cast<std::size_t>(ways->num_domains()));
     for (int s = 0; s < n; ++s) {
         const auto source = static_cast<std::size_t>(block * ep * etp + s * etp + offset);
-        const std::uint32_t* sent = loads.traffic.data() + source * ep;
         std::fill(rows.begin(), rows.end(), 0.0);
         double* mine = known.bytes.data() + static_cast<std::size_t>(s) * n;
         for (int d = 0; d < n; ++d) {
-            rows[ways->domain(d)] += sent[d];
+            rows[ways->domain(d)] += loads.traffic[source * ep + d];
             const double part = bytes[static_cast<std::size_t>(s) * n + d];
             if (s == d || !(part > 0)) continue;
             const int via =

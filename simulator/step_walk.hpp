@@ -22,6 +22,7 @@ namespace moeplan {
 struct Repeats {
     int times = 0;                                             ///< beyond the one that was walked
     double period = 0;                                         ///< seconds of one
+    int micro_batches = 0;                                     ///< of one
     std::vector<std::pair<std::uint32_t, std::uint32_t>> ops;  ///< [lanes] first, one past the last
 };
 
@@ -108,11 +109,12 @@ Timeline simulate_flows(const StepGraph&, const StepCase&, const JobPrices&, Ste
 /// Micro-batches to walk in place of all of them, ascending, all of them last: where each does what
 /// the others do, pipelines soon fall into a rhythm (docs/step.md).
 std::vector<int> micro_batches_to_walk(const StepCase&);
-/// Whether the lanes of a walk had fallen into their rhythm: every op of a whole period, in every
-/// lane, is one of a period before moved by the same time. Then `line` is stretched to
-/// `num_micro_batches`, and equals the whole walk to rounding.
-bool stretch(Timeline& line, const StepGraph&, const StepCase& walked, const JobPrices&,
-             StepNetwork&, int num_micro_batches);
+/// The rhythm that the lanes of a walk had fallen into: every op of a whole period, in every lane,
+/// is one of a period before moved by the same time. The shortest; none: not yet.
+std::optional<Repeats> rhythm(const Timeline&, const StepGraph&, const StepCase& walked,
+                              const JobPrices&);
+/// The walk of so many periods more; it equals the whole walk to rounding.
+void stretch(Timeline&, const StepGraph&, StepNetwork&, Repeats, int times);
 
 StepReport report(const StepCase&, const StepGraph&, const JobPrices&, const Timeline&,
                   StepNetwork&, Fidelity);

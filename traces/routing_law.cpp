@@ -149,6 +149,7 @@ std::uint64_t binomial_by_gaps(std::uint64_t n, double p, DrawStream& draws) {
 /// binomial random variates, J. Stat. Comput. Simul. 46, 1993). p ≤ 1/2, n·p ≥ 10.
 struct Btrs {
     double count, p, mean, spread, b, a, c, inside;
+    Btrs() = default;
     Btrs(double n, double share)
         : count(n),
           p(share),
@@ -184,46 +185,66 @@ struct Btrs {
         return std::log(height) <= bound;
     }
 
-  private:
     enum class Verdict { under, above, near };
+
+    /// What needs no logarithm of a draw outside of the quick region, which is most of what there
+    /// is to decide: of several draws the processor works on it side by side.
+    Verdict first_glance(double u, double v, double edge, double& k) const {
+        k = std::floor((2 * a / edge + b) * u + c);
+        const double alpha = (2.83 + 5.1 / b) * spread, mode = std::floor((count + 1) * p),
+                     height = v * alpha / (a / (edge * edge) + b);
+        if (!(k >= 0 && k <= count)) return Verdict::above;
+        if (!(count <= kMostCount)) return Verdict::near;
+        const bool under = is_under(height, std::abs(k - mode), mode),
+                   above = is_above(height, std::abs(k - mode), mode);
+        return under ? Verdict::under : above ? Verdict::above : Verdict::near;
+    }
+
+  private:
+    static constexpr double kSure = 1e-6, kMostCount = 0x1p28;
+    bool is_under(double height, double distance, double mode) const {
+        const double failing = mode * (1 - p);
+        return height * 2 * failing < (2 * failing - distance * (distance + 1)) * (1 - kSure);
+    }
+    bool is_above(double height, double distance, double mode) const {
+        const double x = distance * (distance - 1) / (2 * (mode * (1 - p) + distance + 1));
+        return height * (1 + x * (1 + x / 2)) > 1 + kSure;
+    }
 
     /// Where a height lies against f(k) / f(mode), as far as that can be said with one logarithm at
     /// most; `near` leaves it to `bound`, which is within kSure of the truth.
     ///
     /// With D = |k − mode| the ratio is a product of D factors 1 − z, and i − 1 ≤ z·(mode·(1 − p) +
     /// D + 1), z·mode·(1 − p) ≤ i for the i-th: so it is between 1 − D(D + 1)/2 over the one and
-    /// exp(−D(D − 1)/2 over the other), and exp(−x) ≤ 1/(1 + x + x²/2). In between, the product
-    /// itself where D is small, else the normal bounds of BTPE (Kachitvichyanukul and Schmeiser,
-    /// Binomial random variate generation, Commun. ACM 31, 1988, step 5.2).
+    /// exp(−D(D − 1)/2 over the other), and exp(−x) ≤ 1/(1 + x + x²/2). In between, the normal
+    /// bounds of BTPE (Kachitvichyanukul and Schmeiser, Binomial random variate generation, Commun.
+    /// ACM 31, 1988, step 5.2), which hold next to the mode too; then, where D is small, the
+    /// product itself.
     Verdict glance(double height, double k, double mode) const {
-        constexpr double kSure = 1e-6, kMostCount = 0x1p28, kNearMode = 20;
+        constexpr double kNearMode = 20;
         if (!(count <= kMostCount)) return Verdict::near;
-        const double distance = std::abs(k - mode), variance = mean * (1 - p),
-                     failing = mode * (1 - p);
-        if (height * 2 * failing < (2 * failing - distance * (distance + 1)) * (1 - kSure))
-            return Verdict::under;
-        const double x = distance * (distance - 1) / (2 * (failing + distance + 1));
-        if (height * (1 + x * (1 + x / 2)) > 1 + kSure) return Verdict::above;
-        if (distance <= kNearMode) {
-            const double odds = p / (1 - p);
-            double falling = 1, rising = 1;
-            for (double y = std::min(k, mode) + 1; y <= std::max(k, mode); ++y) {
-                falling *= odds * (count - y + 1);
-                rising *= y;
-            }
-            const double ratio = k > mode ? falling / rising : rising / falling;
-            return height < ratio * (1 - kSure)   ? Verdict::under
-                   : height > ratio * (1 + kSure) ? Verdict::above
-                                                  : Verdict::near;
+        const double distance = std::abs(k - mode), variance = mean * (1 - p);
+        if (is_under(height, distance, mode)) return Verdict::under;
+        if (is_above(height, distance, mode)) return Verdict::above;
+        if (distance < variance / 2 - 1) {
+            const double share = distance / variance, middle = -distance * share / 2,
+                         width = share *
+                                 ((distance * (distance / 3 + 0.625) + 1.0 / 6) / variance + 0.5),
+                         log_height = std::log(height);
+            if (log_height < middle - width - kSure) return Verdict::under;
+            if (log_height > middle + width + kSure) return Verdict::above;
         }
-        if (!(distance < variance / 2 - 1)) return Verdict::near;
-        const double share = distance / variance, middle = -distance * share / 2,
-                     width =
-                         share * ((distance * (distance / 3 + 0.625) + 1.0 / 6) / variance + 0.5),
-                     log_height = std::log(height);
-        return log_height < middle - width - kSure   ? Verdict::under
-               : log_height > middle + width + kSure ? Verdict::above
-                                                     : Verdict::near;
+        if (distance > kNearMode) return Verdict::near;
+        const double odds = p / (1 - p);
+        double falling = 1, rising = 1;
+        for (double y = std::min(k, mode) + 1; y <= std::max(k, mode); ++y) {
+            falling *= odds * (count - y + 1);
+            rising *= y;
+        }
+        const double ratio = k > mode ? falling / rising : rising / falling;
+        return height < ratio * (1 - kSure)   ? Verdict::under
+               : height > ratio * (1 + kSure) ? Verdict::above
+                                              : Verdict::near;
     }
 };
 [[gnu::noinline]] std::uint64_t btrs_rest(const Btrs& law, double u, double v, double edge,
@@ -256,6 +277,65 @@ inline std::uint64_t binomial(std::uint64_t n, double p, DrawStream& draws) {
     }
     return failures ? n - successes : successes;
 }
+
+/// `binomial` of each stream, the same draws: first what the first try decides, for all of them,
+/// then what little it leaves.
+class Binomials {
+  public:
+    explicit Binomials(std::size_t streams)
+        : laws_(streams), tries_(streams), open_(streams), verdicts_(streams) {}
+
+    /// @param n    [streams] draws
+    /// @param out  [streams] successes
+    void draw(std::span<const std::uint64_t> n, double p, std::span<DrawStream> streams,
+              std::vector<std::uint64_t>& out) {
+        const double rarer = p > 0.5 ? 1 - p : p;
+        const auto least = *std::min_element(n.begin(), n.end());
+        if (p <= 0 || p >= 1 || static_cast<double>(least) * rarer < 10) {
+            for (std::size_t i = 0; i < n.size(); ++i) out[i] = binomial(n[i], p, streams[i]);
+            return;
+        }
+        std::size_t num_open = 0;
+        for (std::size_t i = 0; i < n.size(); ++i) {
+            const Btrs& law = laws_[i] = Btrs(static_cast<double>(n[i]), rarer);
+            const double u = streams[i].uniform() - 0.5, v = streams[i].uniform(),
+                         edge = 0.5 - std::abs(u);
+            tries_[i] = {u, v, edge};
+            out[i] = static_cast<std::uint64_t>((2 * law.a / edge + law.b) * u + law.c);
+            open_[num_open] = i;
+            num_open += !((edge >= 0.07) & (v <= law.inside));
+        }
+        for (std::size_t j = 0; j < num_open; ++j) {
+            const std::size_t i = open_[j];
+            Try& first = tries_[i];
+            verdicts_[j] = laws_[i].first_glance(first.u, first.v, first.edge, first.k);
+        }
+        for (std::size_t j = 0; j < num_open; ++j) {
+            const std::size_t i = open_[j];
+            Try& next = tries_[i];
+            if (verdicts_[j] == Btrs::Verdict::under) {
+                out[i] = static_cast<std::uint64_t>(next.k);
+                continue;
+            }
+            if (verdicts_[j] == Btrs::Verdict::above) {
+                next.u = streams[i].uniform() - 0.5, next.v = streams[i].uniform();
+                next.edge = 0.5 - std::abs(next.u);
+            }
+            out[i] = btrs_rest(laws_[i], next.u, next.v, next.edge, streams[i]);
+        }
+        if (p > 0.5)
+            for (std::size_t i = 0; i < n.size(); ++i) out[i] = n[i] - out[i];
+    }
+
+  private:
+    struct Try {
+        double u = 0, v = 0, edge = 0, k = 0;
+    };
+    std::vector<Btrs> laws_;
+    std::vector<Try> tries_;
+    std::vector<std::size_t> open_;  // streams whose first try is not taken at once
+    std::vector<Btrs::Verdict> verdicts_;
+};
 
 /// Laws that know no documents: one set of shares a layer, for every token.
 bool chooses_alike(const RoutingLaw& law) {
@@ -404,10 +484,11 @@ class ShareChain {
         }
     }
     std::size_t size() const { return end_; }
-    /// Of n draws that reach expert e, those that it takes; no expert more than `most`.
-    std::uint64_t take(std::size_t e, std::uint64_t n, std::uint64_t most,
-                       DrawStream& draws) const {
-        std::uint64_t c = e + 1 == end_ ? n : binomial(n, of_left_[e], draws);
+    /// Share of expert e in the draws that reach it.
+    double of_left(std::size_t e) const { return e + 1 == end_ ? 1 : of_left_[e]; }
+    /// Of n draws that reach expert e, those that it takes of its c; no expert more than `most`.
+    std::uint64_t limited(std::size_t e, std::uint64_t c, std::uint64_t n,
+                          std::uint64_t most) const {
         if (n > most) {  // the experts after this one must be able to take the rest
             const std::uint64_t others = end_ - 1 - e;
             const std::uint64_t room = others > n / most ? n : others * most;
@@ -426,21 +507,28 @@ class ShareChain {
 /// @param counts  [streams, stride]
 void add_multinomials(std::uint64_t n, const ShareChain& chain, std::span<DrawStream> streams,
                       std::uint32_t* counts, std::size_t stride, std::uint64_t most) {
-    std::vector<std::uint64_t> left(streams.size(), n);
-    for (std::size_t e = 0; e < chain.size(); ++e)
+    std::vector<std::uint64_t> left(streams.size(), n), taken(streams.size());
+    Binomials binomials(streams.size());
+    for (std::size_t e = 0; e < chain.size(); ++e) {
+        binomials.draw(left, chain.of_left(e), streams, taken);
         for (std::size_t i = 0; i < streams.size(); ++i) {
-            if (left[i] == 0) continue;
-            const std::uint64_t c = chain.take(e, left[i], most, streams[i]);
+            const std::uint64_t c = chain.limited(e, taken[i], left[i], most);
             counts[i * stride + e] += static_cast<std::uint32_t>(c);
             left[i] -= c;
         }
+    }
 }
 
 }  // namespace
 
 void add_multinomial(std::uint64_t n, const ExpertShares& shares, DrawStream& draws,
                      std::uint32_t* counts, std::uint64_t most) {
-    add_multinomials(n, ShareChain(shares), {&draws, 1}, counts, 0, most);
+    const ShareChain chain(shares);
+    for (std::size_t e = 0; e < chain.size(); ++e) {
+        const std::uint64_t c = chain.limited(e, binomial(n, chain.of_left(e), draws), n, most);
+        counts[e] += static_cast<std::uint32_t>(c);
+        n -= c;
+    }
 }
 
 RoutingLoads synthetic_loads(const RoutingLaw& law, const SynthesisShape& s, Seed seed, int step,

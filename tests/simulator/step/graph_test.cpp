@@ -24,6 +24,17 @@ std::set<std::vector<int>> sets(std::vector<std::vector<int>> groups) {
     return out;
 }
 
+TEST(RoutedRows, KeepWhatNeedsMoreThanTwoBytes) {
+    for (const std::uint32_t most : {65'535u, 65'536u, 4'000'000'000u}) {
+        const RoutedRows counts({3, most, 0});
+        ASSERT_EQ(counts.size(), 3u);
+        EXPECT_EQ(counts[0], 3u);
+        EXPECT_EQ(counts[1], most);
+        EXPECT_EQ(counts[2], 0u);
+    }
+    EXPECT_EQ(RoutedRows().size(), 0u);
+}
+
 TEST(ExchangeGroups, AreThoseOfTheLayout) {
     // Two sources of one truth: the graph's arithmetic and model/parallel_layout.hpp.
     for (const auto& [tp, cp, dp, pp, ep, etp] :

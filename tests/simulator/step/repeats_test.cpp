@@ -98,10 +98,77 @@ TEST(Repeats, UnequalStagesAndSlowRanksAndHosts) {
     }
 }
 
+/// Dense layers on A100 as Megatron runs them: the host waits for every message between stages.
+StepCase waiting_stages(std::vector<int> stage_layers, int micro_batches) {
+    StepCase step = tests::small_case(4);
+    step.cluster = load_cluster("dgx-a100-80:4");
+    step.profile = std::make_shared<const Profile>(load_profile("a100-sxm-80"));
+    int layers = 0;
+    for (const int here : stage_layers) layers += here;
+    step.model = tests::small_model(layers, 0);
+    step.model.hidden_size = 2048;
+    step.model.vocab_size = 51200;
+    step.model.tied_embeddings = true;
+    for (LayerSpec& layer : step.model.layers) {
+        layer.attention =
+            GroupedQueryAttention{.num_attention_heads = 16, .num_kv_heads = 16, .head_size = 128};
+        layer.feed_forward = DenseFeedForward{.dense_hidden_size = 8192};
+    }
+    const int stages = static_cast<int>(stage_layers.size());
+    step.layout = {2, 1, stages, 16 / stages, 1, 1};
+    step.schedule.stage_layers = std::move(stage_layers);
+    step.schedule.sequence_length = 2048;
+    step.schedule.num_micro_batches = micro_batches;
+    step.schedule.software.framework = "megatron";
+    return step;
+}
+
+TEST(Repeats, APeriodMayBeAsManyMicroBatchesAsTheSlowestWayRoundHasStages) {
+    // Equal stages: what is slowest is the way of one micro-batch through all p of them and back,
+    // on which p are under way; so each p-th does what the first did, and those between differ.
+    for (const int stages : {2, 4}) {
+        StepCase step = waiting_stages(std::vector<int>(static_cast<std::size_t>(stages), 2), 64);
+        step.model.vocab_size = 512;  // a head of no weight
+        const StepGraph graph = build_step_graph(step);
+        const JobPrices prices = price_jobs(graph, step);
+        StepNetwork network(step, graph);
+        const Timeline line = walk(graph, step, prices, network, NetworkModel::closed_form);
+        const auto found = rhythm(line, graph, step, prices);
+        ASSERT_TRUE(found) << stages;
+        EXPECT_EQ(found->micro_batches, stages);
+        for (const int micro_batches : {131, 256}) {  // and what is left need not be whole periods
+            step.schedule.num_micro_batches = micro_batches;
+            const StepReport report = estimate_step(step);
+            EXPECT_TRUE(was_stretched(report)) << stages;
+            expect_same(report, whole_walk(step), std::to_string(stages) + " stages");
+        }
+    }
+}
+
+TEST(Repeats, HostsThatWaitForMessagesOnUnequalStages) {
+    // A heavy first stage, a heavy last one, both, and one between them.
+    for (const auto& layers : {std::vector{4, 2, 2, 2}, std::vector{2, 2, 2, 4},
+                               std::vector{3, 2, 2, 3}, std::vector{2, 2, 3, 2}})
+        for (const int micro_batches : {97, 250}) {
+            const StepCase step = waiting_stages(layers, micro_batches);
+            const StepReport report = estimate_step(step);
+            EXPECT_TRUE(was_stretched(report)) << layers.front() << " … " << layers.back();
+            expect_same(report, whole_walk(step), std::to_string(micro_batches));
+        }
+}
+
+TEST(Repeats, AmongEquallyBusyStagesTheFirstIsReportedHoweverFewAreWalked) {
+    // Two stages of three layers work equally long, but for the rounding of sums of many terms.
+    const StepCase step = waiting_stages({2, 3, 1, 3, 1, 2, 2, 2}, 130);
+    const StepReport report = estimate_step(step);
+    EXPECT_TRUE(was_stretched(report));
+    expect_same(report, whole_walk(step), "two busiest");
+}
+
 TEST(Repeats, WhatDiffersIsWalkedWhole) {
     StepCase step = tests::small_case(2);
     step.schedule.num_micro_batches = 64;
-    EXPECT_EQ(micro_batches_to_walk(step), (std::vector{7, 10, 16, 64}));  // 3·{1, 2, 4} + 4
+    EXPECT_EQ(micro_batches_to_walk(step), (std::vector{7, 10, 16, 28, 64}));  // 3·{1, 2, 4, 8} + 4
     step.routing = SyntheticRouting{"zipf", 1.0, 0};  // every micro-batch has loads of its own
     EXPECT_EQ(micro_batches_to_walk(step), std::vector{64});
     step.routing = SyntheticRouting{};
