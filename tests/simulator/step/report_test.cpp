@@ -2,6 +2,7 @@
 
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "core/errors.hpp"
 #include "simulator/step.hpp"
@@ -91,6 +92,37 @@ TEST(ChromeTrace, BarsOfAStreamDoNotOverlapAndEndWithTheStep) {
     EXPECT_EQ(last.value, report.step_time.value);
     const auto trace = nlohmann::json::parse(chrome_trace(report));
     EXPECT_GT(trace["traceEvents"].size(), report.timeline.size() / 2);
+}
+
+TEST(Losses, NameNoOptionThatIsOn) {
+    // Experts over two nodes, and a pipeline with experts in each; with everything off and with
+    // everything on.
+    for (const bool on : {false, true})
+        for (const bool pipelined : {false, true}) {
+            StepCase step = tests::small_case(2);
+            for (auto& layer : step.model.layers)
+                std::get<MoeFeedForward>(layer.feed_forward).num_experts = 16;
+            step.layout =
+                pipelined ? ParallelLayout{1, 1, 2, 8, 8, 1} : ParallelLayout{1, 1, 1, 16, 16, 1};
+            step.routing = SyntheticRouting{"zipf", 1.1, 0};
+            step.schedule.overlap.gradients = step.schedule.overlap.parameters =
+                step.schedule.overlap.tensor = step.schedule.overlap.experts = on;
+            step.schedule.dispatcher = on ? Dispatcher::deduplicating : Dispatcher::all_to_all;
+            if (on) step.schedule.software.graph_scope = "attn";
+            std::string advice;
+            for (const Loss& loss : estimate_step(step).losses) advice += loss.remedy + "\n";
+            EXPECT_FALSE(advice.empty());
+            if (!on) {
+                EXPECT_EQ(advice.find("--dispatcher deepep") != std::string::npos, !pipelined)
+                    << advice;
+                EXPECT_NE(advice.find("--overlap-experts"), std::string::npos) << advice;
+                continue;
+            }
+            for (const char* option :
+                 {"--overlap-experts", "--overlap-tensor", "--overlap-gradients",
+                  "--overlap-parameters", "--dispatcher", "--graph-scope"})
+                EXPECT_EQ(advice.find(option), std::string::npos) << advice;
+        }
 }
 
 }  // namespace
