@@ -24,6 +24,7 @@ enum class ReportKind {
     corpus,
     collective,
     comparison,
+    cluster,
     other
 };
 
