@@ -13,6 +13,7 @@
 
 #include "cli/report/accuracy_page.hpp"
 #include "cli/report/cluster_page.hpp"
+#include "cli/report/model_page.hpp"
 #include "cli/report/page.hpp"
 #include "cli/report/plan_page.hpp"
 #include "cli/report/step_page.hpp"
@@ -215,13 +216,14 @@ void add_profile(Page& page, const JsonReader& r) {
 
 void add_trace(Page& page, const JsonReader& r) {
     const int experts = r.at("num_experts").count(1);
-    page.figures({{fmt::format("{:.0f}", r.number_or("tokens", 0)),
-                   "tokens in " + std::to_string(r.count_or("steps", 0)) + " steps"},
+    page.figures({{count_text(r.number_or("tokens", 0)),
+                   "tokens in " + std::to_string(r.count_or("steps", 0)) +
+                       (r.count_or("steps", 0) == 1 ? " step" : " steps")},
                   {fmt::format("top {} of {}", r.count_or("top_k", 0), experts),
                    r.count_or("num_moe_heads", 1) > 1
                        ? std::to_string(r.count_or("num_moe_heads", 1)) + " MoE heads"
                        : "experts"},
-                  {r.text_or("source", "?"), "source"}});
+                  {spaced(r.text_or("source", "?")), "source"}});
     HeatMap heat{.title = "Load of the experts, over the mean",
                  .x_axis = "expert",
                  .y_axis = "layer",
@@ -378,6 +380,8 @@ ReportKind kind_of(const JsonReader& r) {
     if (r.has("fields") && r.has("passed")) return ReportKind::validation;
     if (r.has("step_time_s") && r.has("exposed")) return ReportKind::step;
     if (r.has("kernels")) return ReportKind::profile;
+    if (r.has("verdict")) return ReportKind::check;
+    if (r.has("parameters") && r.has("flops_per_token")) return ReportKind::model;
     return ReportKind::other;
 }
 
@@ -416,6 +420,10 @@ std::string kind_title(ReportKind kind) {
             return "Two reports side by side";
         case ReportKind::cluster:
             return "Cluster";
+        case ReportKind::model:
+            return "Model";
+        case ReportKind::check:
+            return "Layout";
         case ReportKind::other:
             return "Answer";
     }
@@ -429,7 +437,7 @@ int place_of(ReportKind kind) {
         ReportKind::plan,       ReportKind::step,       ReportKind::timeline,
         ReportKind::comparison, ReportKind::validation, ReportKind::accuracy,
         ReportKind::training,   ReportKind::trace,      ReportKind::profile,
-        ReportKind::collective, ReportKind::cluster,    ReportKind::corpus,
+        ReportKind::collective, ReportKind::model, ReportKind::check, ReportKind::cluster, ReportKind::corpus,
         ReportKind::other};
     return static_cast<int>(std::find(order.begin(), order.end(), kind) - order.begin());
 }
@@ -597,6 +605,10 @@ void add_sections(Page& page, const ReportFile& file) {
             return add_comparison(page, file.answer);
         case ReportKind::cluster:
             return add_cluster_sections(page, file.answer);
+        case ReportKind::model:
+            return add_model_sections(page, file.answer);
+        case ReportKind::check:
+            return add_check_sections(page, file.answer);
         case ReportKind::corpus:
         case ReportKind::other:
             return add_other(page, file.answer);
@@ -610,6 +622,10 @@ std::pair<std::string, std::string> heading_of(const ReportFile& file) {
         case ReportKind::cluster:
             return {kind + ": " + cluster_title(file.answer),
                     "Its GPUs and the links between them"};
+        case ReportKind::model:
+            return {kind + ": " + file.answer.text_or("name", file.name), "Its parameters and flops"};
+        case ReportKind::check:
+            return {check_title(file.answer), file.name};
         case ReportKind::collective:
             return {collective_title(file.answer), kind};
         case ReportKind::plan:

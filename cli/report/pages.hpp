@@ -25,6 +25,8 @@ enum class ReportKind {
     collective,
     comparison,
     cluster,
+    model,
+    check,
     other
 };
 

@@ -19,6 +19,15 @@ namespace {
 constexpr double kGiB = 1024.0 * 1024 * 1024;
 constexpr std::size_t kMostBars = 64, kMostCurves = 8, kLinksListed = 8, kLinksDrawn = 3;
 
+/// What draws of the routing add to the range.
+std::string routing_words(const std::vector<double>& interval) {
+    if (interval.size() != 2) return ".";
+    const Seconds low{interval[0]}, high{interval[1]};
+    if (to_text(low) == to_text(high)) return "; drawing the routing anew hardly moves the step.";
+    return "; drawing the routing anew moves the step within " + range_text(low, high) +
+           ", which is counted in.";
+}
+
 void add_figures(Page& page, const JsonReader& r) {
     const auto fidelity = r.text_or("fidelity", "");
     std::vector<std::pair<std::string, std::string>> figures = {
@@ -42,10 +51,7 @@ void add_figures(Page& page, const JsonReader& r) {
             "The range holds 80 % of measured steps of runs like this one, by how far they lay "
             "from "
             "what was predicted of them" +
-            (routing.size() == 2 ? "; drawing the routing anew moves the step within " +
-                                       range_text(Seconds{routing[0]}, Seconds{routing[1]}) +
-                                       ", which is counted in."
-                                 : std::string(".")));
+            routing_words(routing));
 }
 
 void add_parts(Page& page, const JsonReader& r) {

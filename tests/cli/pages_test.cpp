@@ -121,6 +121,20 @@ TEST_F(Pages, AClusterIsNamedAndItsQuantitiesAreShort) {
     EXPECT_THROW(page_for({report_of(unknown, "c")}), InputError);
 }
 
+TEST_F(Pages, AModelAndACheckedLayoutAreNamed) {
+    const std::string model = page_for({read_report_file(write("m", R"({"name": "mini", "layers": 2, "moe_layers": 1, "hidden_size": 4096,
+        "parameters": {"total": 46702792704, "active": {"with_embeddings": 12879925248}, "parts": {"experts": 45097156608, "norms": 0}},
+        "flops_per_token": {"training": 82933972992}, "moe": {"num_experts": 8, "top_k": 2}})"))});
+    for (const char* part : {"<h1>Model: mini</h1>", "46.7 B", "12.9 B", "2 of 8", "4,096"})
+        EXPECT_THAT(model, HasSubstr(part));
+    const std::string layout = page_for({read_report_file(write("l", R"({"verdict": "out_of_memory",
+        "broken": [{"rule": "memory", "detail": "stage 0 does not fit", "nearest": ["pp 2"]}],
+        "memory": [{"stage": 0, "weights_bytes": 96e9, "total_bytes": 96e9, "limit_bytes": 80e9}]})"))});
+    for (const char* part :
+         {"<h1>Layout: out of memory</h1>", "89.4 GiB", "of 74.5 GiB", "stage 0 does not fit", "pp 2"})
+        EXPECT_THAT(layout, HasSubstr(part));
+}
+
 /// Values of the large figures.
 std::vector<std::string> figures_of(const std::string& page) {
     std::vector<std::string> out;
