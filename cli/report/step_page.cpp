@@ -49,8 +49,7 @@ void add_figures(Page& page, const JsonReader& r) {
     if (interval.size() == 2)
         page.paragraph(
             "The range holds 80 % of measured steps of runs like this one, by how far they lay "
-            "from "
-            "what was predicted of them" +
+            "from what was predicted of them" +
             routing_words(routing));
 }
 
