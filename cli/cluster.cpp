@@ -14,6 +14,7 @@
 #include "core/quantity_text.hpp"
 #include "simulator/cluster_spec.hpp"
 #include "simulator/link_graph.hpp"
+#include "simulator/topology/drawing.hpp"
 #include "simulator/topology/import.hpp"
 
 namespace moeplan::cli {
@@ -39,7 +40,10 @@ struct ExportFlags {
 Json to_json(const Drawing& drawing) {
     Json vertices = Json::array(), lines = Json::array();
     for (const auto& vertex : drawing.vertices)
-        vertices.push_back({{"name", vertex.name}, {"row", vertex.row}});
+        vertices.push_back({{"name", vertex.name},
+                            {"kind", std::string(name_of(vertex.kind))},
+                            {"row", vertex.row},
+                            {"node", vertex.node}});
     for (const auto& line : drawing.lines)
         lines.push_back({{"from", line.from},
                          {"to", line.to},
@@ -165,7 +169,7 @@ void add_cluster(CLI::App& app, Run& run) {
     import_app->add_option("--gpu", import_flags->words.gpu, "The GPU, where the file does not name it (h100-sxm …)")->type_name("GPU");
     import_app->add_option("--nodes", import_flags->words.num_nodes, "So many such nodes")->check(CLI::PositiveNumber);
     import_app->add_option("--out", import_flags->out, "Write the cluster file here")->type_name("FILE");
-    add_output_flags(*import_app, import_flags->output, false);
+    add_output_flags(*import_app, import_flags->output);
     import_app->footer("Example: nvidia-smi topo -m > topo.txt && moeplan cluster import topo.txt --nodes 16 --out my.json");
     import_app->callback([=, &run] { run = [=] { return import(*import_flags); }; });
 

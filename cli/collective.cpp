@@ -64,7 +64,9 @@ int collective(const Words& words) {
     const LinkGraph graph = build_link_graph(cluster);
     const CollectiveTable answer = collective_table(graph, kind, algorithm, group, sizes,
                                                     {words.matrix}, fidelity, profile.get());
-    write_answer(words.output, to_json(answer));
+    Json json = to_json(answer);
+    json["cluster"] = cluster.name;
+    write_answer(words.output, json);
     if (words.output.quiet()) return kDone;
     fmt::print("# {} over {} ranks of {}, {} ({})\n", name_of(kind), ranks, cluster.name,
                words.fidelity, answer.engine);

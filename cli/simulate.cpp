@@ -12,6 +12,7 @@
 
 #include "cli/command.hpp"
 #include "cli/inputs.hpp"
+#include "cli/report/page.hpp"
 #include "cli/report/pages.hpp"
 #include "cli/table.hpp"
 #include "core/errors.hpp"
@@ -220,9 +221,9 @@ int simulate(const SimulateWords& words) {
     if (!words.output.quiet()) print_report(step, report);
     write_answer(words.output, to_json(report));
     write_page(words.output.html,
-               {report_of(to_json(report), step.model.name + " on " + step.cluster.name),
-                report_of(Json::parse(chrome_trace(report)), "this step")},
-               "One training step");
+               {report_of(to_json(report), ""), report_of(Json::parse(chrome_trace(report)), "")},
+               fmt::format("{} on {}, {} GPUs", step.model.name, step.cluster.name,
+                           count_text(num_gpus(step.cluster))));
     return kDone;
 }
 

@@ -89,25 +89,6 @@ struct Hops {
 };
 Hops hops(const LinkGraph& graph);
 
-/// What a picture shows: some nodes' GPUs in row 0, and what joins them in rows above, in order from
-/// left to right.
-struct Drawing {
-    struct Vertex {
-        std::string name;
-        int row = 0;
-    };
-    struct Line {
-        std::uint32_t from = 0, to = 0;  ///< of vertices
-        BytesPerSecond bandwidth;        ///< one way; 0: a NIC's place beside its GPU
-        Level level = Level::scale_up;
-    };
-    std::vector<Vertex> vertices;
-    std::vector<Line> lines;
-    int gpus_left_out = 0;
-};
-/// Of the first nodes, as many as have `most_gpus` between them, two at least.
-Drawing drawing_of(const LinkGraph& graph, int most_gpus = 32);
-
 /// Fills route functions of an imported graph: stated routes first, else the fewest hops, then the
 /// widest, then the lowest link.
 /// @param end_vertex  [links] from and to, as indices of `vertex`

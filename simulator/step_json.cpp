@@ -1,7 +1,10 @@
 /// Step reports as JSON and back, the Chrome trace, and two reports side by side.
 
+#include <algorithm>
 #include <cmath>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "core/quantity_text.hpp"
 #include "core/text.hpp"
@@ -127,45 +130,93 @@ StepReport report_from_json(const JsonReader& reader) {
     return report;
 }
 
+namespace {
+
+/// Microseconds, which the format counts in, to whole nanoseconds: both ends of a bar are rounded
+/// alike, so bars that met still do.
+double trace_time(Seconds time) { return std::round(time.value * 1e9) / 1e3; }
+
+Json trace_name(const char* what, std::int64_t pid, const std::string& name) {
+    return Json{{"ph", "M"}, {"name", what}, {"pid", pid}, {"args", {{"name", name}}}};
+}
+Json trace_place(const char* what, std::int64_t pid, std::int64_t place) {
+    return Json{{"ph", "M"}, {"name", what}, {"pid", pid}, {"args", {{"sort_index", place}}}};
+}
+Json trace_counter(const std::string& name, std::int64_t pid, Seconds time, const char* unit,
+                   double value) {
+    return Json{{"ph", "C"},
+                {"name", name},
+                {"pid", pid},
+                {"ts", trace_time(time)},
+                {"args", {{unit, value}}}};
+}
+
+/// "rank 200, stage 3": memory is listed by stage, from the stage's first rank on.
+std::string rank_name(const StepReport& report, int rank) {
+    const auto& stages = report.memory_by_rank;
+    const auto after = std::find_if(stages.begin(), stages.end(),
+                                    [&](const RankMemory& stage) { return stage.rank > rank; });
+    return "rank " + std::to_string(rank) +
+           (stages.size() > 1 ? ", stage " + std::to_string(after - stages.begin() - 1) : "");
+}
+
+/// Where a stream stands among those of its rank.
+std::int64_t stream_place(const std::string& stream) {
+    static const std::vector<std::string> order = {"compute", "experts",      "tensor",
+                                                   "context", "send forward", "send backward",
+                                                   "data",    "parameters"};
+    return std::find(order.begin(), order.end(), stream) - order.begin();
+}
+
+}  // namespace
+
 std::string chrome_trace(const StepReport& report) {
     Json events = Json::array();
-    std::vector<std::pair<int, std::string>> threads;
+    std::map<std::pair<int, std::string>, std::size_t> threads;  // each has a number of its own
+    std::set<int> ranks;
+    std::vector<std::pair<double, Json>> timed;
     for (const auto& bar : report.timeline) {
-        std::size_t thread = 0;
-        while (thread < threads.size() && threads[thread] != std::pair(bar.rank, bar.stream))
-            ++thread;
-        if (thread == threads.size()) {
-            threads.emplace_back(bar.rank, bar.stream);
-            events.push_back(Json{{"ph", "M"},
-                                  {"name", "process_name"},
-                                  {"pid", bar.rank},
-                                  {"args", {{"name", "rank " + std::to_string(bar.rank)}}}});
-            events.push_back(Json{{"ph", "M"},
-                                  {"name", "thread_name"},
-                                  {"pid", bar.rank},
-                                  {"tid", thread},
-                                  {"args", {{"name", bar.stream}}}});
+        if (ranks.insert(bar.rank).second) {
+            events.push_back(trace_name("process_name", bar.rank, rank_name(report, bar.rank)));
+            events.push_back(trace_place("process_sort_index", bar.rank, bar.rank));
         }
-        if (bar.end > bar.begin)
-            events.push_back(Json{{"ph", "X"},
-                                  {"name", bar.what},
-                                  {"pid", bar.rank},
-                                  {"tid", thread},
-                                  {"ts", bar.begin.value * 1e6},
-                                  {"dur", (bar.end - bar.begin).value * 1e6}});
+        const auto [thread, added] =
+            threads.emplace(std::pair(bar.rank, bar.stream), threads.size() + 1);
+        if (added)
+            for (Json event :
+                 {trace_name("thread_name", bar.rank, bar.stream),
+                  trace_place("thread_sort_index", bar.rank, stream_place(bar.stream))}) {
+                event["tid"] = thread->second;
+                events.push_back(std::move(event));
+            }
+        if (!(bar.end > bar.begin)) continue;
+        const double begin = trace_time(bar.begin), end = trace_time(bar.end);
+        timed.emplace_back(begin, Json{{"ph", "X"},
+                                       {"name", bar.what},
+                                       {"pid", bar.rank},
+                                       {"tid", thread->second},
+                                       {"ts", begin},
+                                       {"dur", std::round((end - begin) * 1e3) / 1e3}});
     }
+    for (const RankMemory& stage : report.memory_by_rank)
+        if (ranks.contains(stage.rank))
+            for (const MemoryPoint& point : stage.points)
+                timed.emplace_back(
+                    trace_time(point.time),
+                    trace_counter("memory of the stage's fullest rank", stage.rank, point.time,
+                                  "bytes", std::round(point.bytes.value)));
     if (!report.link_history.empty()) {
         const auto pid = static_cast<std::int64_t>(report.peak_memory.size());  // after the last rank
-        events.push_back(Json{
-            {"ph", "M"}, {"name", "process_name"}, {"pid", pid}, {"args", {{"name", "links"}}}});
+        events.push_back(trace_name("process_name", pid, "links"));
+        events.push_back(trace_place("process_sort_index", pid, pid));
         for (const LinkHistory& curve : report.link_history)
             for (const LinkPoint& point : curve.points)
-                events.push_back(Json{{"ph", "C"},
-                                      {"name", curve.link},
-                                      {"pid", pid},
-                                      {"ts", point.time.value * 1e6},
-                                      {"args", {{"busy", point.busy}}}});
+                timed.emplace_back(trace_time(point.time),
+                                   trace_counter(curve.link, pid, point.time, "busy", point.busy));
     }
+    std::stable_sort(timed.begin(), timed.end(),
+                     [](const auto& a, const auto& b) { return a.first < b.first; });
+    for (auto& [time, event] : timed) events.push_back(std::move(event));
     Json out;
     out["displayTimeUnit"] = "ms";
     out["traceEvents"] = std::move(events);

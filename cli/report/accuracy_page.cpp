@@ -105,8 +105,9 @@ void add_pictures(Page& page, const JsonReader& records) {
             agree.series.push_back(std::move(cloud.agree));
             ratio.series.push_back(std::move(cloud.ratio));
         }
-        agree.series.push_back({.name = "equal", .points = {{low, low}, {high, high}}});
-        ratio.series.push_back({.name = "equal", .points = {{low, 1}, {high, 1}}});
+        agree.series.push_back(
+            {.name = "equal", .points = {{low, low}, {high, high}}, .guide = true});
+        ratio.series.push_back({.name = "equal", .points = {{low, 1}, {high, 1}}, .guide = true});
         page.chart(agree);
         if (metric == "step_time") page.chart(ratio);
     }

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/report/assets.hpp"
+#include "cli/report/diagram.hpp"
 #include "core/json.hpp"
 #include "core/quantity_text.hpp"
 #include "core/version.hpp"
@@ -43,6 +44,37 @@ std::string short_number(double x) {
     return buffer;
 }
 
+/// Flags of the command line stay on one line: a browser breaks at their hyphens.
+std::string flags_kept(const std::string& html) {
+    std::string out;
+    for (std::size_t at = 0; at < html.size();) {
+        const bool flag = html.compare(at, 2, "--") == 0 &&
+                          (at == 0 || html[at - 1] == ' ' || html[at - 1] == '(');
+        const auto end = flag ? html.find_first_not_of("abcdefghijklmnopqrstuvwxyz-", at) : at + 1;
+        const std::string piece = html.substr(at, end - at);
+        out += flag && piece.size() > 2 ? "<span class=\"flag\">" + piece + "</span>" : piece;
+        at = end == std::string::npos ? html.size() : end;
+    }
+    return out;
+}
+
+/// A tenth of a pixel is as fine as a screen shows.
+std::string tenth(double x) {
+    char buffer[40];
+    std::snprintf(buffer, sizeof buffer, "%.1f", x);
+    return buffer;
+}
+
+/// Of a name that would run out of its column, the beginning (no character is cut in two).
+std::string shortened(const std::string& name, std::size_t most) {
+    std::size_t characters = 0, at = 0;
+    while (at < name.size()) {
+        if ((static_cast<unsigned char>(name[at]) & 0xC0) != 0x80 && ++characters > most) break;
+        ++at;
+    }
+    return at == name.size() ? name : name.substr(0, at) + "…";
+}
+
 constexpr const char* kKinds[] = {"line", "scatter", "bars", "stacked_bars"};
 
 /// Colours of a step's parts: CSS classes of page.css.
@@ -51,7 +83,7 @@ std::string part_class(const std::string& part) {
         {"forward", "c0"},   {"compute", "c0"},       {"backward", "c1"},    {"recompute", "c8"},
         {"dispatch", "c2"},  {"combine", "c3"},       {"tensor_comm", "c4"}, {"context_comm", "c4"},
         {"data_comm", "c5"}, {"pipeline_comm", "c6"}, {"optimizer", "c7"},   {"host", "c8"},
-        {"bubble", "c9"}};
+        {"bubble", "c9"},    {"idle", "c9"}};
     const auto found = classes.find(part);
     return found == classes.end() ? "c0" : found->second;
 }
@@ -92,6 +124,36 @@ std::string escaped_html(std::string_view text) {
     return out;
 }
 
+std::string rounded_text(double value) {
+    if (!std::isfinite(value)) return "–";
+    if (value == 0) return "0";
+    const double grain = std::pow(10, std::floor(std::log10(std::abs(value))) - 3);
+    if (std::abs(value) < 1000) {
+        char text[40];
+        std::snprintf(text, sizeof text, "%.4g", value);
+        return text;
+    }
+    return count_text(std::round(value / grain) * grain);
+}
+
+std::string count_text(double whole) {
+    if (!std::isfinite(whole)) return "–";
+    char digits[400];
+    std::snprintf(digits, sizeof digits, "%.0f", std::abs(whole));
+    std::string out = digits;
+    for (auto at = static_cast<std::ptrdiff_t>(out.size()) - 3; at > 0; at -= 3)
+        out.insert(static_cast<std::size_t>(at), ",");
+    return whole < 0 ? "-" + out : out;
+}
+
+std::string range_text(Seconds low, Seconds high) {
+    const std::string from = to_text(low), to = to_text(high);
+    const auto a = from.find(' '), b = to.find(' ');
+    if (a != std::string::npos && b != std::string::npos && from.substr(a) == to.substr(b))
+        return from.substr(0, a) + " … " + to;
+    return from + " … " + to;
+}
+
 Page::Page(std::string title, std::string subtitle)
     : title_(std::move(title)), subtitle_(std::move(subtitle)) {}
 
@@ -107,7 +169,7 @@ Page& Page::paragraph(std::string_view text) {
 
 Page& Page::list(const std::vector<std::string>& items) {
     body_ += "<ul>\n";
-    for (const auto& item : items) body_ += "<li>" + escaped_html(item) + "</li>\n";
+    for (const auto& item : items) body_ += "<li>" + flags_kept(escaped_html(item)) + "</li>\n";
     body_ += "</ul>\n";
     return *this;
 }
@@ -138,10 +200,19 @@ Page& Page::table(const std::vector<std::string>& head,
     for (const auto& row : rows) {
         body_ += "<tr>";
         for (const auto& cell : row)
-            body_ +=
-                (is_number(cell) ? "<td class=\"number\">" : "<td>") + escaped_html(cell) + "</td>";
+            body_ += (is_number(cell) ? "<td class=\"number\">" : "<td>") +
+                     flags_kept(escaped_html(cell)) + "</td>";
         body_ += "</tr>\n";
     }
+    body_ += "</tbody></table></div>\n";
+    return *this;
+}
+
+Page& Page::facts(const std::vector<std::pair<std::string, std::string>>& rows) {
+    body_ += "<div class=\"scroll\"><table class=\"facts\"><tbody>\n";
+    for (const auto& [what, value] : rows)
+        body_ += "<tr><th scope=\"row\">" + escaped_html(what) + "</th><td>" + escaped_html(value) +
+                 "</td></tr>\n";
     body_ += "</tbody></table></div>\n";
     return *this;
 }
@@ -163,7 +234,8 @@ Page& Page::chart(const Chart& chart) {
         Json one = {{"name", series.name},
                     {"labels", series.labels},
                     {"emphasised", series.emphasised},
-                    {"line", series.line}};
+                    {"line", series.line},
+                    {"guide", series.guide}};
         one["points"] = Json::array();
         for (const auto& [x, y] : series.points) one["points"].push_back({x, y});
         data["series"].push_back(std::move(one));
@@ -184,40 +256,68 @@ Page& Page::chart(const Chart& chart) {
 
 Page& Page::timeline(std::string_view title, const std::vector<TimeBar>& bars) {
     if (bars.empty()) return *this;
-    std::vector<std::string> rows;
-    std::map<std::string, std::size_t> row_of;
-    std::vector<std::string> parts;
+    std::vector<std::string> groups, parts;
+    std::map<std::string, std::vector<std::string>> rows_of;
     double begin = bars[0].begin.value, end = bars[0].end.value;
+    const auto add_once = [](std::vector<std::string>& to, const std::string& what) {
+        if (std::find(to.begin(), to.end(), what) == to.end()) to.push_back(what);
+    };
     for (const auto& bar : bars) {
-        if (row_of.emplace(bar.row, rows.size()).second) rows.push_back(bar.row);
-        if (std::find(parts.begin(), parts.end(), bar.part) == parts.end())
-            parts.push_back(bar.part);
+        add_once(groups, bar.group);
+        add_once(rows_of[bar.group], bar.row);
+        add_once(parts, bar.part);
         begin = std::min(begin, bar.begin.value);
         end = std::max(end, bar.end.value);
     }
     const double span = end > begin ? end - begin : 1;
-    constexpr double kLeft = 150, kWidth = 850, kRow = 22, kTop = 26;
-    const double height = kTop + kRow * static_cast<double>(rows.size()) + 8;
+    constexpr double kLeft = 224, kWidth = 776, kRow = 20, kTop = 26, kBetween = 8;
+    std::map<std::pair<std::string, std::string>, double> place;
+    std::string names;
+    double y = kTop;
+    for (const auto& group : groups) {
+        if (group != groups.front()) {
+            names += "<line class=\"grid\" x1=\"0\" x2=\"1010\" y1=\"" + number(y + kBetween / 2) +
+                     "\" y2=\"" + number(y + kBetween / 2) + "\"/>";
+            y += kBetween;
+        }
+        names += "<text class=\"row group\" x=\"0\" y=\"" + number(y + 14) + "\">" +
+                 escaped_html(shortened(group, 22)) + "</text>\n";
+        for (const auto& row : rows_of[group]) {
+            place[{group, row}] = y;
+            names += "<text class=\"row\" x=\"" + number(kLeft - 8) + "\" y=\"" + number(y + 14) +
+                     "\" text-anchor=\"end\">" +
+                     escaped_html(shortened(row, group.empty() ? 34 : 14)) + "</text>\n";
+            y += kRow;
+        }
+    }
+    const double height = y + 8;
     std::string svg = "<svg class=\"timeline\" viewBox=\"0 0 1010 " + number(height) +
-                      "\" role=\"img\" aria-label=\"" + escaped_html(title) + "\">\n";
-    const double step = nice_step(span, 8);
+                      "\" role=\"img\" aria-label=\"" + escaped_html(title) + "\">\n" + names;
+    // Ticks in the unit of the whole, so that they read as a scale: 0.50, 1.00, 1.50 min.
+    const double unit = span >= 3600   ? 3600
+                        : span >= 180  ? 60
+                        : span >= 1    ? 1
+                        : span >= 1e-3 ? 1e-3
+                                       : 1e-6;
+    const std::string unit_name = unit == 3600   ? "h"
+                                  : unit == 60   ? "min"
+                                  : unit == 1    ? "s"
+                                  : unit == 1e-3 ? "ms"
+                                                 : "us";
+    const double step = nice_step(span / unit, 8) * unit;
     for (double t = 0; t <= span * 1.0001; t += step) {
         const double x = kLeft + t / span * kWidth;
         svg += "<line class=\"grid\" x1=\"" + number(x) + "\" x2=\"" + number(x) + "\" y1=\"" +
                number(kTop - 6) + "\" y2=\"" + number(height - 4) + "\"/>";
         svg += "<text class=\"tick\" x=\"" + number(x) + "\" y=\"14\" text-anchor=\"middle\">" +
-               (t == 0 ? std::string("0") : escaped_html(to_text(Seconds{t}))) + "</text>\n";
+               (t == 0 ? std::string("0") : short_number(t / unit) + " " + unit_name) + "</text>\n";
     }
-    for (std::size_t r = 0; r < rows.size(); ++r)
-        svg += "<text class=\"row\" x=\"" + number(kLeft - 8) + "\" y=\"" +
-               number(kTop + kRow * static_cast<double>(r) + 15) + "\" text-anchor=\"end\">" +
-               escaped_html(rows[r]) + "</text>\n";
     for (const auto& bar : bars) {
         const double x = kLeft + (bar.begin.value - begin) / span * kWidth,
                      w = std::max(0.4, (bar.end - bar.begin).value / span * kWidth);
-        svg += "<rect class=\"" + part_class(bar.part) + "\" x=\"" + number(x) + "\" y=\"" +
-               number(kTop + kRow * static_cast<double>(row_of[bar.row]) + 2) + "\" width=\"" +
-               number(w) + "\" height=\"" + number(kRow - 4) + "\"><title>" +
+        svg += "<rect class=\"" + part_class(bar.part) + "\" x=\"" + tenth(x) + "\" y=\"" +
+               number(place[{bar.group, bar.row}] + 2) + "\" width=\"" + tenth(w) + "\" height=\"" +
+               number(kRow - 4) + "\"><title>" +
                escaped_html(bar.what + ": " + to_text(bar.end - bar.begin) + ", from " +
                             to_text(bar.begin)) +
                "</title></rect>\n";
@@ -274,63 +374,11 @@ Page& Page::heat_map(const HeatMap& map) {
 }
 
 Page& Page::diagram(const Diagram& diagram) {
-    constexpr double kWidth = 1010, kRow = 110, kMost = 46;
-    std::vector<std::size_t> in_row;
-    for (const auto& thing : diagram.things) {
-        in_row.resize(std::max(in_row.size(), static_cast<std::size_t>(thing.row) + 1), 0);
-        ++in_row[static_cast<std::size_t>(thing.row)];
-    }
-    if (in_row.empty()) return *this;
-    std::vector<std::array<double, 2>> place;
-    std::vector<std::size_t> seen(in_row.size(), 0);
-    const double floor = kRow * static_cast<double>(in_row.size()) - kRow / 2;
-    for (const auto& thing : diagram.things) {
-        const auto row = static_cast<std::size_t>(thing.row);
-        place.push_back({kWidth * (static_cast<double>(seen[row]++) + 0.5) /
-                             static_cast<double>(in_row[row]),
-                         floor - kRow * static_cast<double>(row)});
-    }
-    // Lines within a row hang below it.
-    double sag = 0;
-    std::string lines;
-    for (const auto& line : diagram.lines) {
-        const auto &a = place[line.from], &b = place[line.to];
-        std::string path = "M" + number(a[0]) + " " + number(a[1]);
-        if (a[1] == b[1]) {
-            const double deep = 24 + 0.18 * std::abs(a[0] - b[0]);
-            if (a[1] == floor) sag = std::max(sag, deep);
-            path += " C" + number(a[0]) + " " + number(a[1] + deep) + " " + number(b[0]) + " " +
-                    number(b[1] + deep) + " " + number(b[0]) + " " + number(b[1]);
-        } else {
-            path += " L" + number(b[0]) + " " + number(b[1]);
-        }
-        lines += "<path class=\"wire" + std::string(line.dashed ? " beside" : "") +
-                 "\" style=\"stroke-width:" + number(line.width) + "\" d=\"" + path +
-                 "\"><title>" + escaped_html(line.what) + "</title></path>\n";
-    }
-    const double height = floor + 40 + sag;
-    std::string svg = "<svg class=\"diagram\" viewBox=\"0 0 1010 " + number(height) +
-                      "\" role=\"img\" aria-label=\"" + escaped_html(diagram.words) + "\">\n" +
-                      lines;
-    for (std::size_t i = 0; i < place.size(); ++i) {
-        const auto row = static_cast<std::size_t>(diagram.things[i].row);
-        const double room = kWidth / static_cast<double>(in_row[row]),
-                     wide = std::min(kMost, 0.8 * room);
-        svg += "<g><title>" + escaped_html(diagram.things[i].name) + "</title><rect class=\"c" +
-               std::to_string(std::min<std::size_t>(row == 0 ? 0 : row + 3, 7)) + "\" x=\"" +
-               number(place[i][0] - wide / 2) + "\" y=\"" + number(place[i][1] - 9) +
-               "\" width=\"" + number(wide) + "\" height=\"18\" rx=\"4\"/>";
-        // Names where there is room for them; a pointer finds them all.
-        if (room >= 7.0 * static_cast<double>(diagram.things[i].name.size()))
-            svg += "<text class=\"row\" x=\"" + number(place[i][0]) + "\" y=\"" +
-                   number(place[i][1] + (row == 0 ? 24 : -14)) + "\" text-anchor=\"middle\">" +
-                   escaped_html(diagram.things[i].name) + "</text>";
-        svg += "</g>\n";
-    }
-    svg += "</svg>";
-    body_ += "<figure><figcaption>" + escaped_html(diagram.title) +
-             "</figcaption><div class=\"scroll\">" + svg + "</div>";
-    if (!diagram.words.empty()) body_ += "<p class=\"words\">" + escaped_html(diagram.words) + "</p>";
+    if (diagram.things.empty()) return *this;
+    body_ += "<figure><figcaption>" + escaped_html(diagram.title) + "</figcaption>" +
+             diagram_html(diagram);
+    if (!diagram.words.empty())
+        body_ += "<p class=\"words\">" + escaped_html(diagram.words) + "</p>";
     body_ += "</figure>\n";
     return *this;
 }

@@ -20,6 +20,7 @@ struct Series {
         labels;  ///< of single points, shown when the pointer rests on them; may be empty
     bool emphasised = false;  ///< drawn stronger: the front among the candidates
     bool line = true;         ///< scatter charts: join the points
+    bool guide = false;       ///< a line to compare with, no data: drawn dashed and soft
 };
 
 enum class ChartKind { line, scatter, bars, stacked_bars };
@@ -35,10 +36,12 @@ struct Chart {
     bool x_from_zero = false, y_from_zero = true;
 };
 
-/// One bar of a timeline: rows are drawn in the order of their first bar.
+/// One bar of a timeline: rows are drawn in the order of their first bar, those of a group
+/// together.
 struct TimeBar {
     std::string row, what, part;  ///< part decides the colour: compute, dispatch, bubble …
     Seconds begin, end;
+    std::string group = {};  ///< whose row it is: a rank's streams
 };
 
 /// Rows and columns of numbers as colours.
@@ -48,21 +51,33 @@ struct HeatMap {
     std::vector<std::vector<double>> values;  ///< [rows] of [columns]
 };
 
-/// Things in rows, the first at the bottom, and the lines between them.
+/// Things in rows, row 0 between the negative ones below it and the others above, and the lines
+/// between them.
 struct Diagram {
     struct Thing {
-        std::string name;
+        std::string name;    ///< shown when the pointer rests on it
+        std::string label;   ///< where there is room
+        std::string colour;  ///< c0 … c9 of page.css
         int row = 0;
+        int group = -1;     ///< framed with the others of its group
+        bool wide = false;  ///< a bar over all it is joined to
     };
     struct Line {
         std::size_t from = 0, to = 0;
         double width = 1;
-        bool dashed = false;
+        bool dashed = false, strong = false;
         std::string what;  ///< shown when the pointer rests on it
+    };
+    struct Key {
+        std::string what, colour;  ///< a line's has no colour
+        double width = 1;
+        bool dashed = false, strong = false;
     };
     std::string title, words;
     std::vector<Thing> things;  ///< of a row from left to right
     std::vector<Line> lines;
+    std::vector<Key> legend;
+    std::string group_word;  ///< "node": frames are named by it and their number
 };
 
 class Page {
@@ -76,6 +91,8 @@ class Page {
     Page& figures(const std::vector<std::pair<std::string, std::string>>& figures);
     Page& table(const std::vector<std::string>& head,
                 const std::vector<std::vector<std::string>>& rows);
+    /// What something is, a fact a row.
+    Page& facts(const std::vector<std::pair<std::string, std::string>>& rows);
     Page& chart(const Chart&);
     Page& timeline(std::string_view title, const std::vector<TimeBar>& bars);
     Page& heat_map(const HeatMap&);
@@ -87,6 +104,13 @@ class Page {
     std::string title_, subtitle_, body_;
     int num_charts_ = 0;
 };
+
+/// Thousands apart and four significant digits at most: 92,450.
+std::string rounded_text(double);
+/// Thousands apart, nothing rounded: 16,384 GPUs.
+std::string count_text(double whole);
+/// A range whose unit stands once where both ends share it: "2.60 … 4.02 min".
+std::string range_text(Seconds low, Seconds high);
 
 /// & < > " ' as entities: safe as text and inside attributes.
 std::string escaped_html(std::string_view text);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <fstream>
 #include <functional>
@@ -11,8 +12,12 @@
 #include <set>
 
 #include "cli/report/accuracy_page.hpp"
+#include "cli/report/cluster_page.hpp"
+#include "cli/report/model_page.hpp"
 #include "cli/report/page.hpp"
 #include "cli/report/plan_page.hpp"
+#include "cli/report/step_page.hpp"
+#include "cli/report/values.hpp"
 #include "core/errors.hpp"
 #include "core/output_file.hpp"
 #include "core/quantity_text.hpp"
@@ -23,69 +28,7 @@
 namespace moeplan::cli {
 namespace {
 
-constexpr std::size_t kMostRows = 64;      ///< of a table or of bars; a page is to be looked at
-constexpr std::size_t kMostPoints = 1500;  ///< of one curve
-
-std::string spaced(std::string_view key) {
-    std::string out(key);
-    for (const std::string_view unit : {"_s", "_bytes"})
-        if (out.size() > unit.size() && out.ends_with(unit)) out.resize(out.size() - unit.size());
-    std::replace(out.begin(), out.end(), '_', ' ');
-    return out;
-}
-
-std::string percent(double share) { return fmt::format("{:.1f} %", 100 * share); }
-
-/// A value with the unit that its key names.
-std::string value_text(std::string_view key, const JsonReader& at) {
-    if (at.is_string()) return at.text();
-    if (at.is_bool()) return at.boolean() ? "yes" : "no";
-    if (at.is_null()) return "–";
-    if (!at.is_number()) return at.value().dump(-1, ' ', false, Json::error_handler_t::replace);
-    const double value = at.number();
-    if (key.ends_with("_s") || key.find("time_s") != std::string_view::npos)
-        return to_text(Seconds{value});
-    if (key.ends_with("bytes")) return to_text(Bytes{value});
-    if (std::abs(value) >= 1e15) return fmt::format("{:.4g}", value);
-    return value == std::floor(value) ? fmt::format("{:.0f}", value) : fmt::format("{:.4g}", value);
-}
-
-std::vector<double> numbers(const std::optional<JsonReader>& at) {
-    std::vector<double> out;
-    if (at && at->is_array())
-        for (const auto& item : at->items()) out.push_back(item.number());
-    return out;
-}
-
-std::vector<std::string> texts(const std::optional<JsonReader>& at) {
-    std::vector<std::string> out;
-    if (at && at->is_array())
-        for (const auto& item : at->items())
-            out.push_back(item.is_string()
-                              ? item.text()
-                              : item.value().dump(-1, ' ', false, Json::error_handler_t::replace));
-    return out;
-}
-
-double number_at(const JsonReader& at, std::initializer_list<const char*> path,
-                 double otherwise = std::nan("")) {
-    JsonReader place = at;
-    for (const char* key : path) {
-        const auto found = place.is_object() ? place.find(key) : std::nullopt;
-        if (!found) return otherwise;
-        place = *found;
-    }
-    return place.is_number() ? place.number() : otherwise;
-}
-
-/// At most `most` of n, evenly, the last among them.
-std::vector<std::size_t> evenly(std::size_t n, std::size_t most) {
-    std::vector<std::size_t> out;
-    const std::size_t count = std::min(n, most);
-    for (std::size_t i = 0; i < count; ++i)
-        out.push_back(count == 1 ? 0 : i * (n - 1) / (count - 1));
-    return out;
-}
+constexpr std::size_t kMostRows = 64;  ///< of a table or of bars; a page is to be looked at
 
 /// A running mean over a fortieth of the curve: what a noisy loss is read by.
 std::vector<std::array<double, 2>> smoothed(const std::vector<std::array<double, 2>>& points) {
@@ -101,186 +44,6 @@ std::vector<std::array<double, 2>> smoothed(const std::vector<std::array<double,
         out.push_back({points[i][0], sum / static_cast<double>(2 * reach + 1)});
     }
     return out;
-}
-
-void add_step(Page& page, const JsonReader& r) {
-    const auto fidelity = r.text_or("fidelity", "");
-    std::vector<std::pair<std::string, std::string>> figures = {
-        {to_text(Seconds{r.at("step_time_s").number()}),
-         "a step" + (fidelity.empty() ? "" : ", " + fidelity)}};
-    if (const auto interval = numbers(r.find("interval_s")); interval.size() == 2)
-        figures.push_back({to_text(Seconds{interval[0]}) + " … " + to_text(Seconds{interval[1]}),
-                           "80 % of draws"});
-    figures.push_back(
-        {fmt::format("{:.0f}", r.number_or("tokens_per_second", 0)), "tokens a second"});
-    if (r.has("mfu")) figures.push_back({percent(r.number_or("mfu", 0)), "of peak flops (MFU)"});
-    const auto memory = numbers(r.find("peak_memory_bytes"));
-    if (!memory.empty())
-        figures.push_back({to_text(Bytes{*std::max_element(memory.begin(), memory.end())}),
-                           "memory of the fullest rank"});
-    page.figures(figures);
-
-    Chart parts{.kind = ChartKind::bars, .title = "Where the step goes", .x_axis = "seconds"};
-    parts.horizontal = true;
-    parts.words =
-        "What the step waits for, and how long each part works, waited for or hidden behind other "
-        "work.";
-    Series exposed{.name = "waited for"}, busy{.name = "at work"};
-    const auto busy_parts = r.find("busy");
-    for (const auto& [key, value] : r.at("exposed").members()) {
-        const double hidden = busy_parts ? busy_parts->number_or(key, 0) : 0;
-        if (value.number() <= 0 && hidden <= 0) continue;
-        parts.categories.push_back(spaced(key));
-        exposed.points.push_back({0, value.number()});
-        busy.points.push_back({0, hidden});
-    }
-    parts.series = {exposed, busy};
-    page.chart(parts);
-
-    if (const auto losses = r.find("losses"); losses && losses->size() > 0) {
-        std::vector<std::vector<std::string>> rows;
-        for (const auto& loss : losses->items())
-            rows.push_back({to_text(Seconds{loss.at("time_s").number()}), loss.at("what").text(),
-                            loss.at("remedy").text()});
-        page.table({"lost", "to", "what would help"}, rows);
-    }
-    if (const auto busy_by_rank = numbers(r.find("busy_by_rank_s")); busy_by_rank.size() > 1) {
-        Chart chart{.kind = ChartKind::line,
-                    .title = "Kernels, rank by rank",
-                    .x_axis = "rank",
-                    .y_axis = "seconds",
-                    .words = "How long each rank's kernels work; the rest of the step it waits."};
-        Series series;
-        for (const std::size_t i : evenly(busy_by_rank.size(), kMostPoints))
-            series.points.push_back({static_cast<double>(i), busy_by_rank[i]});
-        chart.series = {series};
-        page.chart(chart);
-    }
-    if (const auto by_rank = r.find("memory_by_rank");
-        by_rank && by_rank->is_array() && by_rank->size() > 0) {
-        Chart chart{.kind = ChartKind::line,
-                    .title = "Memory over the step",
-                    .x_axis = "seconds",
-                    .y_axis = "GiB",
-                    .words = "Memory of one rank of each kind, from begin to end of the step."};
-        for (const std::size_t i : evenly(by_rank->size(), 8)) {
-            const auto entry = by_rank->at(i);
-            const auto& points = entry.at("points");
-            Series series{.name = "rank " + std::to_string(entry.count_or("rank", 0))};
-            for (const std::size_t p : evenly(points.size(), kMostPoints))
-                series.points.push_back(
-                    {points.at(p).at("time_s").number(),
-                     points.at(p).at("bytes").number() / (1024.0 * 1024 * 1024)});
-            chart.series.push_back(std::move(series));
-        }
-        page.chart(chart);
-    }
-    if (const auto imbalance = numbers(r.find("load_imbalance")); imbalance.size() > 1) {
-        Chart chart{.kind = ChartKind::line,
-                    .title = "Load of the busiest expert rank, over the mean",
-                    .x_axis = "MoE layer",
-                    .y_axis = "max / mean",
-                    .words = "1 is perfect balance; the layer waits for its busiest rank."};
-        Series series;
-        for (std::size_t i = 0; i < imbalance.size(); ++i)
-            series.points.push_back({static_cast<double>(i), imbalance[i]});
-        chart.series = {series};
-        // An even load is a level line; without the zero it would look like a fault of the axis.
-        chart.y_from_zero = *std::max_element(imbalance.begin(), imbalance.end()) < 1.05;
-        page.chart(chart);
-    }
-    if (const auto links = r.find("link_use"); links && links->size() > 0) {
-        std::vector<std::vector<std::string>> rows;
-        for (const auto& link : links->items()) {
-            if (rows.size() >= 8) break;
-            rows.push_back({link.at("link").text(), percent(link.at("busy").number()),
-                            to_text(Bytes{link.at("bytes").number()})});
-        }
-        page.table({"busiest links", "busy", "carried"}, rows);
-    }
-    if (const auto basis = r.find("basis")) {
-        std::string words = "Kernel times rest on: ";
-        for (const auto& [key, value] : basis->members())
-            words += (words.back() == ' ' ? "" : ", ") + percent(value.number()) + " " + key;
-        page.paragraph(words + ".");
-    }
-    auto taken = texts(r.find("assumptions"));
-    for (const auto& folded : texts(r.find("folded"))) taken.push_back(folded);
-    if (!taken.empty()) {
-        page.paragraph("Taken for granted:");
-        page.list(taken);
-    }
-}
-
-void add_timeline(Page& page, const JsonReader& r) {
-    const auto events = r.at("traceEvents");
-    std::map<std::pair<long long, long long>, std::string> threads;
-    std::set<long long> ranks;
-    for (const auto& event : events.items()) {
-        if (!event.is_object()) continue;
-        if (event.text_or("ph", "") == "M" && event.text_or("name", "") == "thread_name")
-            threads[{event.at("pid").integer(), event.at("tid").integer()}] =
-                event.at("args").at("name").text();
-        if (event.text_or("ph", "") == "X" && event.at("pid").is_number())
-            ranks.insert(event.at("pid").integer());
-    }
-    const std::vector<long long> all(ranks.begin(), ranks.end());
-    std::set<long long> shown;
-    for (const std::size_t i : evenly(all.size(), 8)) shown.insert(all[i]);
-    std::vector<TimeBar> bars;
-    double end = 0;
-    for (const auto& event : events.items()) {
-        if (!event.is_object() || event.text_or("ph", "") != "X" || !event.at("pid").is_number())
-            continue;
-        const long long rank = event.at("pid").integer();
-        if (!shown.contains(rank)) continue;
-        const auto thread = threads.find({rank, event.at("tid").integer()});
-        const std::string stream = thread == threads.end() ? "" : thread->second,
-                          what = event.at("name").text();
-        TimeBar bar;
-        bar.row = "rank " + std::to_string(rank) + " " + stream;
-        bar.what = what;
-        bar.part = what.starts_with("optimizer") ? "optimizer"
-                   : stream == "compute"
-                       ? (what.find("backward") != std::string::npos    ? "backward"
-                          : what.find("recompute") != std::string::npos ? "recompute"
-                                                                        : "forward")
-                   : what.starts_with("dispatch") ? "dispatch"
-                   : what.starts_with("combine")  ? "combine"
-                   : stream.starts_with("send")   ? "pipeline_comm"
-                   : stream == "data" || stream == "parameters" ? "data_comm"
-                   : stream == "tensor"           ? "tensor_comm"
-                   : stream == "host"             ? "host"
-                                                  : "context_comm";
-        bar.begin = Seconds{event.at("ts").number() / 1e6};
-        bar.end = bar.begin + Seconds{event.at("dur").number(0) / 1e6};
-        end = std::max(end, bar.end.value);
-        bars.push_back(std::move(bar));
-    }
-    // Neighbours that a screen could not tell apart are drawn as one.
-    std::stable_sort(bars.begin(), bars.end(), [](const TimeBar& a, const TimeBar& b) {
-        return a.row != b.row ? a.row < b.row : a.begin < b.begin;
-    });
-    std::vector<TimeBar> merged;
-    for (const TimeBar& bar : bars) {
-        if (!merged.empty() && merged.back().row == bar.row && merged.back().part == bar.part &&
-            (bar.begin - merged.back().end).value < end / 2000 &&
-            (bar.end - merged.back().begin).value < end / 100) {
-            merged.back().end = std::max(merged.back().end, bar.end);
-            continue;
-        }
-        merged.push_back(bar);
-    }
-    std::stable_sort(merged.begin(), merged.end(), [](const TimeBar& a, const TimeBar& b) {
-        const auto rank = [](const TimeBar& bar) { return std::stoll(bar.row.substr(5)); };
-        const auto compute = [](const TimeBar& bar) {
-            return bar.row.ends_with("compute") ? 0 : 1;
-        };
-        return std::tuple(rank(a), compute(a)) < std::tuple(rank(b), compute(b));
-    });
-    if (all.size() > shown.size())
-        page.paragraph(fmt::format("{} of {} ranks are shown.", shown.size(), all.size()));
-    page.timeline("One step, rank by rank", merged);
 }
 
 /// The plan's own sections, memory beside them, and the recommended step in full.
@@ -313,43 +76,20 @@ void add_plan(Page& page, const JsonReader& r) {
         if (!series->points.empty()) memory.series.push_back(std::move(*series));
     page.chart(memory);
     page.section("The recommended step");
-    add_step(page, candidates.at(std::size_t{0}).at("predicted"));
+    add_step_sections(page, candidates.at(std::size_t{0}).at("predicted"));
 }
 
-/// A cluster's GPUs and what joins them.
-void add_drawing(Page& page, const JsonReader& drawing) {
-    Diagram diagram{.title = "How the GPUs are joined", .words = {}, .things = {}, .lines = {}};
-    for (const auto& vertex : drawing.at("vertices").items())
-        diagram.things.push_back({vertex.at("name").text(), vertex.at("row").count(0)});
-    double slowest = 0;
-    for (const auto& line : drawing.at("lines").items())
-        if (const double rate = line.number_or("bandwidth", 0); rate > 0)
-            slowest = slowest > 0 ? std::min(slowest, rate) : rate;
-    for (const auto& line : drawing.at("lines").items()) {
-        const double rate = line.number_or("bandwidth", 0);
-        const auto from = static_cast<std::size_t>(line.at("from").count(0)),
-                   to = static_cast<std::size_t>(line.at("to").count(0));
-        if (from >= diagram.things.size() || to >= diagram.things.size())
-            line.fail("vertices of the drawing");
-        diagram.lines.push_back(
-            {from, to, rate > 0 ? 1 + std::log2(rate / slowest) : 1, rate <= 0,
-             diagram.things[from].name + " – " + diagram.things[to].name +
-                 (rate > 0 ? ": " + to_text(BytesPerSecond{rate}) + " each way" : ": side by side")});
-    }
-    const auto left_out = drawing.number_or("gpus_left_out", 0);
-    diagram.words = "GPUs below, switches and NICs above; thicker lines are faster, dashed ones join a "
-                    "GPU to its NIC." +
-                    (left_out > 0 ? fmt::format(" {:.0f} more GPUs are joined alike.", left_out)
-                                  : std::string());
-    page.diagram(diagram);
+std::string capital(std::string word) {
+    if (!word.empty())
+        word[0] = static_cast<char>(std::toupper(static_cast<unsigned char>(word[0])));
+    return word;
 }
 
 /// Whatever else: single values as a list, arrays of objects as tables.
 void add_other(Page& page, const JsonReader& r) {
-    if (const auto drawing = r.find("drawing")) add_drawing(page, *drawing);
-    std::vector<std::vector<std::string>> single;
+    std::vector<std::pair<std::string, std::string>> single;
     for (const auto& [key, value] : r.members()) {
-        if (key == "$schema" || key == "version" || key == "drawing" || value.is_array()) continue;
+        if (key == "$schema" || key == "version" || value.is_array()) continue;
         if (!value.is_object()) {
             single.push_back({spaced(key), value_text(key, value)});
             continue;
@@ -359,7 +99,7 @@ void add_other(Page& page, const JsonReader& r) {
                 single.push_back(
                     {spaced(key) + ", " + spaced(inner), value_text(inner, inner_value)});
     }
-    if (!single.empty()) page.table({"", ""}, single);
+    if (!single.empty()) page.facts(single);
     for (const auto& [key, value] : r.members()) {
         if (!value.is_array() || value.size() == 0 || !value.at(std::size_t{0}).is_object())
             continue;
@@ -376,7 +116,7 @@ void add_other(Page& page, const JsonReader& r) {
             for (const auto& column : keys)
                 row.push_back(item.has(column) ? value_text(column, item.at(column)) : "–");
         }
-        page.paragraph(spaced(key) +
+        page.paragraph(capital(spaced(key)) +
                        (value.size() > rows.size()
                             ? fmt::format(", the first {} of {}", rows.size(), value.size())
                             : ""));
@@ -476,13 +216,14 @@ void add_profile(Page& page, const JsonReader& r) {
 
 void add_trace(Page& page, const JsonReader& r) {
     const int experts = r.at("num_experts").count(1);
-    page.figures({{fmt::format("{:.0f}", r.number_or("tokens", 0)),
-                   "tokens in " + std::to_string(r.count_or("steps", 0)) + " steps"},
+    page.figures({{count_text(r.number_or("tokens", 0)),
+                   "tokens in " + std::to_string(r.count_or("steps", 0)) +
+                       (r.count_or("steps", 0) == 1 ? " step" : " steps")},
                   {fmt::format("top {} of {}", r.count_or("top_k", 0), experts),
                    r.count_or("num_moe_heads", 1) > 1
                        ? std::to_string(r.count_or("num_moe_heads", 1)) + " MoE heads"
                        : "experts"},
-                  {r.text_or("source", "?"), "source"}});
+                  {spaced(r.text_or("source", "?")), "source"}});
     HeatMap heat{.title = "Load of the experts, over the mean",
                  .x_axis = "expert",
                  .y_axis = "layer",
@@ -572,24 +313,52 @@ void add_comparison(Page& page, const JsonReader& r) {
     }
 }
 
+std::string collective_title(const JsonReader& r) {
+    return capital(spaced(r.text_or("collective", "collective"))) +
+           fmt::format(", {} ranks", r.count_or("ranks", 0)) +
+           (r.has("cluster") && r.at("cluster").is_string() ? " of " + r.at("cluster").text() : "");
+}
+
 void add_collective(Page& page, const JsonReader& r) {
-    Chart chart{.kind = ChartKind::scatter,
-                .title = spaced(r.text_or("collective", "collective")) +
-                         fmt::format(", {} ranks", r.count_or("ranks", 0)),
-                .x_axis = "bytes",
-                .y_axis = "bus bandwidth, bytes a second",
-                .words = "Bandwidth over message size.",
-                .log_x = true};
-    Series bus{.name = "bus bandwidth"}, algorithm{.name = "algorithm bandwidth"};
-    for (const auto& row : r.at("rows").items()) {
-        const double bytes = number_at(row, {"bytes"}, 0);
-        if (!(bytes > 0)) continue;
-        bus.points.push_back({bytes, number_at(row, {"bus_bandwidth"}, 0)});
-        algorithm.points.push_back({bytes, number_at(row, {"algorithm_bandwidth"}, 0)});
+    const auto rows = r.at("rows").items();
+    constexpr double kGB = 1e9;
+    if (rows.size() == 1) {
+        page.figures(
+            {{value_text("time_s", rows[0].at("time_s")),
+              "for " + value_text("bytes", rows[0].at("bytes"))},
+             {value_text("bandwidth", rows[0].at("algorithm_bandwidth")), "algorithm bandwidth"},
+             {value_text("bandwidth", rows[0].at("bus_bandwidth")), "bus bandwidth"}});
+    } else {
+        Chart chart{.kind = ChartKind::scatter,
+                    .title = "Bandwidth over message size",
+                    .x_axis = "bytes",
+                    .y_axis = "GB/s",
+                    .words =
+                        "Algorithm bandwidth is the message over its time; bus bandwidth what "
+                        "the links carry of it, as nccl-tests count.",
+                    .log_x = true};
+        Series bus{.name = "bus bandwidth"}, algorithm{.name = "algorithm bandwidth"};
+        for (const auto& row : rows) {
+            const double bytes = number_at(row, {"bytes"}, 0);
+            if (!(bytes > 0)) continue;
+            bus.points.push_back({bytes, number_at(row, {"bus_bandwidth"}, 0) / kGB});
+            algorithm.points.push_back({bytes, number_at(row, {"algorithm_bandwidth"}, 0) / kGB});
+        }
+        chart.series = {bus, algorithm};
+        page.chart(chart);
     }
-    chart.series = {bus, algorithm};
-    page.chart(chart);
-    add_other(page, r);
+    page.facts({{"algorithm", spaced(r.text_or("algorithm", "–"))},
+                {"fidelity", r.text_or("fidelity", "–")},
+                {"engine", spaced(r.text_or("engine", "–"))}});
+    if (rows.size() == 1) return;
+    std::vector<std::vector<std::string>> cells;
+    for (const auto& row : rows) {
+        auto& line = cells.emplace_back();
+        for (const char* key :
+             {"bytes", "time_s", "algorithm_bandwidth", "bus_bandwidth", "algorithm"})
+            line.push_back(row.has(key) ? value_text(key, row.at(key)) : "–");
+    }
+    page.table({"message", "time", "algorithm bandwidth", "bus bandwidth", "algorithm"}, cells);
 }
 
 ReportKind kind_of(const JsonReader& r) {
@@ -599,7 +368,7 @@ ReportKind kind_of(const JsonReader& r) {
         {"validation", ReportKind::validation}, {"accuracy", ReportKind::accuracy},
         {"profile", ReportKind::profile},       {"trace-stats", ReportKind::trace},
         {"corpus", ReportKind::corpus},         {"collective", ReportKind::collective},
-        {"comparison", ReportKind::comparison}};
+        {"comparison", ReportKind::comparison}, {"cluster", ReportKind::cluster}};
     const std::string schema = r.text_or("$schema", "");
     const auto begin = schema.rfind('/') == std::string::npos ? 0 : schema.rfind('/') + 1;
     const auto at = by_schema.find(schema.substr(begin, schema.find('.', begin) - begin));
@@ -611,7 +380,18 @@ ReportKind kind_of(const JsonReader& r) {
     if (r.has("fields") && r.has("passed")) return ReportKind::validation;
     if (r.has("step_time_s") && r.has("exposed")) return ReportKind::step;
     if (r.has("kernels")) return ReportKind::profile;
+    if (r.has("verdict")) return ReportKind::check;
+    if (r.has("parameters") && r.has("flops_per_token")) return ReportKind::model;
     return ReportKind::other;
+}
+
+/// "model" of "moeplan/model.schema.json", as a heading; empty without a schema.
+std::string schema_word(const JsonReader& r) {
+    std::string word = r.is_object() ? r.text_or("$schema", "") : "";
+    word = word.substr(word.rfind('/') + 1);
+    word = spaced(word.substr(0, word.find('.')));
+    std::replace(word.begin(), word.end(), '-', ' ');
+    return capital(word);
 }
 
 std::string kind_title(ReportKind kind) {
@@ -638,6 +418,12 @@ std::string kind_title(ReportKind kind) {
             return "Collective communication";
         case ReportKind::comparison:
             return "Two reports side by side";
+        case ReportKind::cluster:
+            return "Cluster";
+        case ReportKind::model:
+            return "Model";
+        case ReportKind::check:
+            return "Layout";
         case ReportKind::other:
             return "Answer";
     }
@@ -651,7 +437,8 @@ int place_of(ReportKind kind) {
         ReportKind::plan,       ReportKind::step,       ReportKind::timeline,
         ReportKind::comparison, ReportKind::validation, ReportKind::accuracy,
         ReportKind::training,   ReportKind::trace,      ReportKind::profile,
-        ReportKind::collective, ReportKind::corpus,     ReportKind::other};
+        ReportKind::collective, ReportKind::model, ReportKind::check, ReportKind::cluster, ReportKind::corpus,
+        ReportKind::other};
     return static_cast<int>(std::find(order.begin(), order.end(), kind) - order.begin());
 }
 
@@ -797,9 +584,9 @@ void add_training_section(Page& page, const std::vector<const ReportFile*>& file
 void add_sections(Page& page, const ReportFile& file) {
     switch (file.kind) {
         case ReportKind::step:
-            return add_step(page, file.answer);
+            return add_step_sections(page, file.answer);
         case ReportKind::timeline:
-            return add_timeline(page, file.answer);
+            return add_timeline_sections(page, file.answer);
         case ReportKind::plan:
             return add_plan(page, file.answer);
         case ReportKind::validation:
@@ -816,20 +603,58 @@ void add_sections(Page& page, const ReportFile& file) {
             return add_collective(page, file.answer);
         case ReportKind::comparison:
             return add_comparison(page, file.answer);
+        case ReportKind::cluster:
+            return add_cluster_sections(page, file.answer);
+        case ReportKind::model:
+            return add_model_sections(page, file.answer);
+        case ReportKind::check:
+            return add_check_sections(page, file.answer);
         case ReportKind::corpus:
         case ReportKind::other:
             return add_other(page, file.answer);
     }
 }
 
+/// What a page over one file is called, and what stands beneath.
+std::pair<std::string, std::string> heading_of(const ReportFile& file) {
+    const std::string kind = kind_title(file.kind);
+    switch (file.kind) {
+        case ReportKind::cluster:
+            return {kind + ": " + cluster_title(file.answer),
+                    "Its GPUs and the links between them"};
+        case ReportKind::model:
+            return {kind + ": " + file.answer.text_or("name", file.name), "Its parameters and flops"};
+        case ReportKind::check:
+            return {check_title(file.answer), file.name};
+        case ReportKind::collective:
+            return {collective_title(file.answer), kind};
+        case ReportKind::plan:
+            return {plan_title(file.answer), file.name};
+        case ReportKind::other: {
+            const std::string name = file.answer.text_or("name", file.name),
+                              what = schema_word(file.answer);
+            return {what.empty() ? kind : what + (name.empty() ? "" : ": " + name),
+                    name == file.name ? "" : file.name};
+        }
+        default:
+            return {kind, file.name};
+    }
+}
+
 std::string page_for(const std::vector<ReportFile>& files, const std::string& title) {
     std::vector<std::string> names;
-    for (const auto& file : files) names.push_back(file.name);
-    Page page(
-        !title.empty()      ? title
-        : files.size() == 1 ? kind_title(files[0].kind)
-                            : "moeplan report",
-        files.size() == 1 && names[0] == title ? kind_title(files[0].kind) : join(names, ", "));
+    for (const auto& file : files)
+        if (!file.name.empty() && file.name != title) names.push_back(file.name);
+    auto [heading, beneath] = files.size() == 1 ? heading_of(files[0])
+                                                : std::pair<std::string, std::string>(
+                                                      "moeplan report", join(names, ", "));
+    if (!title.empty()) {
+        beneath = !names.empty()  ? join(names, ", ")
+                  : files.empty() ? ""
+                                  : kind_title(files[0].kind);
+        heading = title;
+    }
+    Page page(heading, beneath);
     std::vector<const ReportFile*> order;
     for (const auto& file : files) order.push_back(&file);
     std::stable_sort(order.begin(), order.end(), [](const auto* a, const auto* b) {
@@ -847,10 +672,14 @@ std::string page_for(const std::vector<ReportFile>& files, const std::string& ti
             add_training_section(page, training);
             continue;
         }
-        const bool has_headings =
-            file->kind == ReportKind::plan || file->kind == ReportKind::validation;
-        if (files.size() > 1 && !has_headings)
-            page.section(kind_title(file->kind) + ": " + file->name);
+        if (files.size() > 1 && file->kind == ReportKind::plan)
+            page.section(plan_title(file->answer));
+        else if (files.size() > 1 && file->kind != ReportKind::validation) {
+            // The first file without a name is what the page itself is named after.
+            if (!file->name.empty() || file != order.front())
+                page.section(kind_title(file->kind) +
+                             (file->name.empty() ? "" : ": " + file->name));
+        }
         add_sections(page, *file);
     }
     return page.html();

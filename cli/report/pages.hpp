@@ -24,6 +24,9 @@ enum class ReportKind {
     corpus,
     collective,
     comparison,
+    cluster,
+    model,
+    check,
     other
 };
 

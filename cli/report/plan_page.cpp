@@ -35,14 +35,18 @@ std::string layout_of(const JsonReader& candidate) {
             if (value == "1" && (std::string(key) == "cp" || std::string(key) == "etp" ||
                                  std::string(key) == "vpp"))
                 continue;
-            out += (out.empty() ? "" : ", ") + std::string(key) + " " + value;
+            const std::string name = std::string(key) == "micro_batch" ? "micro-batch" : key;
+            // "zero 1", not "zero zero1"
+            out += (out.empty() ? "" : ", ") + name + " " +
+                   (value.starts_with(name) ? value.substr(name.size()) : value);
         }
     return out;
 }
 
 std::string candidate_name(const JsonReader& candidate) {
-    return word(candidate, "heads") + " heads, " + word(candidate, "experts") + " experts, top-" +
-           word(candidate, "top_k");
+    const std::string heads = word(candidate, "heads");
+    return heads + (heads == "1" ? " head, " : " heads, ") + word(candidate, "experts") +
+           " experts, top-" + word(candidate, "top_k");
 }
 
 void list_of(Page& page, const JsonReader& object, const char* key) {
@@ -56,26 +60,31 @@ void list_of(Page& page, const JsonReader& object, const char* key) {
 
 }  // namespace
 
+std::string plan_title(const JsonReader& plan) {
+    const auto cluster = plan.find("cluster");
+    return "Plan of " + plan.text_or("model", "a model") + " for " +
+           (cluster && cluster->is_object() ? cluster->text_or("name", "a cluster") : "a cluster");
+}
+
 void add_plan_sections(Page& page, const JsonReader& plan) {
     const std::vector<JsonReader> candidates = plan.at("candidates").items();
     std::set<int> front;
     for (const JsonReader& index : plan.at("front").items()) front.insert(index.count(0));
 
-    page.section("Plan of " + plan.text_or("model", "a model") + " for " +
-                 plan.at("cluster").text_or("name", "a cluster"));
     if (candidates.empty()) {
         page.paragraph("Nothing fits. " + plan.text_or("nearest", ""));
     } else {
         const JsonReader best = candidates.front(), predicted = best.at("predicted");
         page.figures(
             {{to_text(Seconds{predicted.at("step_time_s").number()}), "a step"},
-             {figure("%.0f", predicted.at("tokens_per_second").number()), "tokens a second"},
-             {figure("%.3f", predicted.at("mfu").number()), "MFU"},
+             {rounded_text(predicted.at("tokens_per_second").number()), "tokens a second"},
+             {figure("%.1f %%", 100 * predicted.at("mfu").number()), "of peak flops (MFU)"},
              {to_text(Bytes{best.at("fullest_rank_bytes").number()}), "on the fullest GPU"}});
         page.paragraph("Best by " + plan.text_or("objective", "throughput") + ": " +
                        candidate_name(best) + "; " + layout_of(best) + ".");
         std::vector<std::vector<std::string>> rows;
         Series others{"candidates", {}, {}, false, false}, kept{"front", {}, {}, true, false};
+        std::set<double> losses;
         for (std::size_t i = 0; i < candidates.size(); ++i) {
             const JsonReader& c = candidates[i];
             const double step = c.at("predicted").at("step_time_s").number();
@@ -85,6 +94,7 @@ void add_plan_sections(Page& page, const JsonReader& plan) {
                 loss = figure("%.3f", quality->at("loss").number()) + " (" +
                        figure("%.3f", quality->at("low").number()) + " … " +
                        figure("%.3f", quality->at("high").number()) + ")";
+                losses.insert(quality->at("loss").number());
                 Series& into = on_front ? kept : others;
                 into.points.push_back({step, quality->at("loss").number()});
                 into.labels.push_back(candidate_name(c) + "; " + layout_of(c));
@@ -92,7 +102,7 @@ void add_plan_sections(Page& page, const JsonReader& plan) {
             rows.push_back({std::to_string(i) + (on_front ? " *" : ""), word(c, "heads"),
                             word(c, "experts"), word(c, "top_k"), layout_of(c),
                             to_text(Seconds{step}),
-                            figure("%.3f", c.at("predicted").at("mfu").number()),
+                            figure("%.1f %%", 100 * c.at("predicted").at("mfu").number()),
                             to_text(Bytes{c.at("fullest_rank_bytes").number()}), loss});
         }
         page.table(
@@ -111,7 +121,8 @@ void add_plan_sections(Page& page, const JsonReader& plan) {
         chart.y_from_zero = false;
         for (Series* series : {&kept, &others})
             if (!series->points.empty()) chart.series.push_back(*series);
-        if (!chart.series.empty()) page.chart(chart);
+        // One model in several layouts: their losses are one and the same.
+        if (losses.size() > 1) page.chart(chart);
     }
 
     if (const auto refused = plan.find("refused"); refused && refused->size() > 0) {
@@ -139,7 +150,9 @@ void add_plan_sections(Page& page, const JsonReader& plan) {
         if (basis) {
             std::vector<std::string> shares;
             for (const auto& [name, share] : basis->members())
-                shares.push_back(figure("%.0f %% of kernel time ", 100 * share.number()) + name);
+                if (share.number() > 0)
+                    shares.push_back(figure("%.0f %% of kernel time ", 100 * share.number()) +
+                                     name);
             page.list(shares);
         }
         if (const auto quality = candidates.front().find("quality"))

@@ -7,6 +7,8 @@
 
 namespace moeplan::cli {
 
+/// "Plan of mixtral-8x7b for dgx-h100"
+std::string plan_title(const JsonReader& plan);
 /// Adds the sections of a plan: best candidates, front, what was refused, what it rests on.
 void add_plan_sections(Page&, const JsonReader& plan);
 /// Predicted beside measured.

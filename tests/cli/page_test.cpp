@@ -122,5 +122,44 @@ TEST(Page, EveryPartIsDrawnAndEmptyPartsAreLeftOut) {
     if (const char* keep = std::getenv("MOEPLAN_SAMPLE_PAGE")) std::ofstream(keep) << html;
 }
 
+TEST(Page, FiguresHaveFourDigitsAtMost) {
+    EXPECT_EQ(rounded_text(92451.5), "92,450");
+    EXPECT_EQ(rounded_text(1024), "1,024");
+    EXPECT_EQ(count_text(16384), "16,384");
+    EXPECT_EQ(rounded_text(12345678), "12,350,000");
+    EXPECT_EQ(rounded_text(0.123456), "0.1235");
+    EXPECT_EQ(rounded_text(0), "0");
+    EXPECT_EQ(rounded_text(-1500), "-1,500");
+    EXPECT_EQ(range_text({156}, {241}), "2.60 … 4.02 min");
+    EXPECT_EQ(range_text({0.9}, {1.1}), "900 ms … 1.10 s");
+}
+
+TEST(Page, ADiagramFramesGroupsAndExplainsItsColours) {
+    const std::string hostile = "<img src=x>";
+    Page page("t", "s");
+    page.diagram({.title = "How they are joined",
+                  .words = "two nodes",
+                  .things = {{"gpu0", "0", "c0", 0, 0},
+                             {"gpu1", "1", "c0", 0, 1},
+                             {hostile, hostile, "c5", -1, -1, true}},
+                  .lines = {{0, 2, 2, false, true, hostile}, {1, 2, 2, false, true, "b"}},
+                  .legend = {{"GPU", "c0"}, {hostile, "", 2, false, true}},
+                  .group_word = "node"});
+    const std::string html = page.html();
+    EXPECT_THAT(html, Not(HasSubstr("<img")));
+    for (const char* part :
+         {"node 0", "node 1", "class=\"frame\"", "class=\"legend\"", "GPU</span>"})
+        EXPECT_THAT(html, HasSubstr(part));
+}
+
+TEST(Page, RowsOfATimelineAreNamedWithinTheirColumn) {
+    // The names' column holds 22 letters of a group and 14 of a row; what is longer says so.
+    const std::string group = "a rank with quite a long name indeed", row = "a stream of no end";
+    Page page("t", "s");
+    page.timeline("steps", {{row, "what", "forward", {0}, {1}, group}});
+    EXPECT_THAT(page.html(), HasSubstr(group.substr(0, 22) + "…<"));
+    EXPECT_THAT(page.html(), HasSubstr(row.substr(0, 14) + "…<"));
+}
+
 }  // namespace
 }  // namespace moeplan::cli

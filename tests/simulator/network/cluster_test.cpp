@@ -10,6 +10,7 @@
 #include "core/errors.hpp"
 #include "simulator/cluster_spec.hpp"
 #include "simulator/link_graph.hpp"
+#include "simulator/topology/drawing.hpp"
 #include "simulator/topology/import.hpp"
 #include "tests/simulator/network/small_clusters.hpp"
 #include "tests/tolerance.hpp"
@@ -450,28 +451,62 @@ TEST(Import, NicsAreThoseNearestToEachGpu) {
     EXPECT_TRUE(std::get<RailFatTree>(std::get<Fabric>(dump.topology).scale_out).nic_of_gpu.empty());
 }
 
-TEST(Drawing, ShowsGpusBelowAndWhatJoinsThemAbove) {
-    // Two nodes of 4 GPUs: GPUs; two NVSwitches and eight NICs; four leaves. Per GPU a line to the
-    // switch and one to its NIC, per NIC one to its leaf.
-    const Drawing two = drawing_of(build_link_graph(plain_cluster(2, 4)));
+std::map<int, int> rows_of(const Drawing& drawing) {
     std::map<int, int> rows;
-    for (const auto& vertex : two.vertices) ++rows[vertex.row];
-    EXPECT_EQ(rows, (std::map<int, int>{{0, 8}, {1, 2 + 8}, {2, 4}}));
+    for (const auto& vertex : drawing.vertices) ++rows[vertex.row];
+    return rows;
+}
+
+TEST(Drawing, JoinsADomainBelowItsGpusAndNodesAboveThem) {
+    // Two nodes of 4 GPUs: two NVSwitches below; eight NICs and four leaves above. Per GPU a line
+    // to the switch and one to its NIC, per NIC one to its leaf.
+    const Drawing two = drawing_of(build_link_graph(plain_cluster(2, 4)));
+    EXPECT_EQ(rows_of(two), (std::map<int, int>{{-1, 2}, {0, 8}, {1, 8}, {2, 4}}));
     EXPECT_EQ(two.lines.size(), 8u + 8 + 8);
     EXPECT_EQ(two.gpus_left_out, 0);
+    for (const auto& vertex : two.vertices) {
+        const int row = vertex.kind == VertexKind::nv_switch ? -1
+                        : vertex.kind == VertexKind::gpu     ? 0
+                        : vertex.kind == VertexKind::nic     ? 1
+                                                             : 2;
+        EXPECT_EQ(vertex.row, row) << vertex.name;
+        EXPECT_EQ(vertex.node < 0, vertex.kind == VertexKind::leaf) << vertex.name;
+    }
     const Drawing many = drawing_of(build_link_graph(plain_cluster(16)));
     EXPECT_EQ(many.gpus_left_out, 128 - 32);
+}
+
+TEST(Drawing, ShowsBothEndsOfWhatIsTooLarge) {
+    // Two racks of 72: some of each, with both NVSwitches and the way between them.
+    const Drawing racks = drawing_of(build_link_graph(load_cluster("gb200-nvl72:2")));
+    int switches = 0, nics = 0;
+    for (const auto& vertex : racks.vertices) {
+        switches += vertex.kind == VertexKind::nv_switch;
+        nics += vertex.kind == VertexKind::nic;
+    }
+    EXPECT_EQ(switches, 2);
+    EXPECT_GT(nics, 0);
+    EXPECT_EQ(racks.gpus_left_out, 2 * 72 - 32);
+}
+
+TEST(Drawing, EveryVertexHasAKindAndARow) {
+    std::vector<std::pair<std::string, ClusterSpec>> clusters;
     for (const auto& name : shipped_clusters()) {
         const auto cluster = load_cluster(name);
-        const Drawing drawing =
-            drawing_of(build_link_graph(resized(cluster, 2 * nodes_per_rack(cluster))));
-        EXPECT_GE(drawing.vertices.size(), 2u) << name;
-        for (const auto& vertex : drawing.vertices) EXPECT_GE(vertex.row, 0) << name;
+        clusters.emplace_back(name, resized(cluster, 2 * nodes_per_rack(cluster)));
     }
     for (const char* file : {"nccl-topo-4gpu-nvswitch.xml", "nccl-topo-template-no-gpu-tags.xml",
                              "nvidia-smi-topo-h100-8nic.txt", "simgrid-fat-tree-64.xml"})
-        for (const auto& vertex : drawing_of(build_link_graph(import_cluster(sample(file)))).vertices)
-            EXPECT_GE(vertex.row, 0) << file;
+        clusters.emplace_back(file, import_cluster(sample(file)));
+    for (const auto& [name, cluster] : clusters) {
+        const Drawing drawing = drawing_of(build_link_graph(cluster));
+        EXPECT_GE(drawing.vertices.size(), 1u) << name;
+        for (const auto& vertex : drawing.vertices) {
+            EXPECT_EQ(vertex.row == 0, vertex.kind == VertexKind::gpu) << name << vertex.name;
+            EXPECT_EQ(vertex.row < 0, vertex.kind == VertexKind::nv_switch) << name << vertex.name;
+            EXPECT_NE(name_of(vertex.kind), "unknown") << name << vertex.name;
+        }
+    }
 }
 
 TEST(Topology, GpusThatShareANicAlsoShareItsRate) {
