@@ -52,7 +52,7 @@ TEST_P(EveryRow, RunsInEveryFormatAndSaysItsWork) {
 TEST_P(EveryRow, SaysSoWhereTheFormatIsNotThere) {
     KernelProblem p = small_problem();
     p.format = NumberFormat::fp8_e4m3;
-    const std::set<std::string> no_format = {"permutation_map", "copy",          "router_forward",
+    const std::set<std::string> no_format = {"permutation_map", "copy",          "zero",         "router_forward",
                                              "router_backward", "document_pool", "gradient_norm"};
     const PreparedKernel kernel(cpu_backend(), GetParam(), p);
     EXPECT_EQ(kernel.run(nullptr).code,
