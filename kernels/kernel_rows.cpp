@@ -46,7 +46,7 @@ const std::array kTable = {
     KernelRow{"embedding_forward", kRowsWidth, no_flops, streamed<2>},
     KernelRow{"embedding_backward", kRowsWidth, no_flops, streamed<3>},
     KernelRow{"rms_norm_forward", kRowsWidth, no_flops, streamed<2>},
-    KernelRow{"rms_norm_backward", kRowsWidth, no_flops, streamed<3>},
+    KernelRow{"rms_norm_backward", "rows width accumulate", no_flops, streamed<3>},
     KernelRow{"residual_add", kRowsWidth, no_flops, streamed<3>},
     KernelRow{"bias_forward", kRowsWidth, no_flops, streamed<2>},
     KernelRow{"bias_backward", kRowsWidth, no_flops, streamed<1>},
@@ -105,7 +105,7 @@ const std::array kTable = {
               [](const P& p) { return Bytes{stat(p) * 7 * double(p.rows) * double(p.width)}; }},
     KernelRow{"gradient_norm", kRowsWidth, no_flops,
               [](const P& p) { return Bytes{stat(p) * double(p.rows) * double(p.width)}; }},
-    KernelRow{"gemm", "m n k transpose_a transpose_b",
+    KernelRow{"gemm", "m n k transpose_a transpose_b accumulate",
               [](const P& p) { return Flops{2.0 * double(p.m) * double(p.n) * double(p.k)}; },
               [](const P& p) {
                   return Bytes{element(p) * (double(p.m) * double(p.k) + double(p.k) * double(p.n) +
@@ -119,7 +119,7 @@ const std::array kTable = {
                       p.product == GroupedProduct::weight_gradient ? 2 * stat(p) : element(p);
                   return Bytes{element(p) * rows_of_groups(p) * double(p.n + p.k) + each * weights};
               }},
-    // Fused rows. `rows` of adamw_tensors and gradient_norms are tensors of `width` elements.
+    // Fused rows. `rows` of adamw_tensors, gradient_norms and zero are tensors of `width` elements.
     KernelRow{"route_forward", "rows width num_experts top_k",
               [](const P& p) {
                   return Flops{2.0 * double(p.rows) * double(p.width) * double(p.num_experts)};
@@ -134,6 +134,7 @@ const std::array kTable = {
     KernelRow{"gradient_norms", kRowsWidth, no_flops,
               [](const P& p) { return Bytes{stat(p) * double(p.rows) * double(p.width)}; }},
     KernelRow{"copy", kRowsWidth, no_flops, streamed<2>},
+    KernelRow{"zero", kRowsWidth, no_flops, streamed<1>},
 };
 
 }  // namespace
@@ -252,7 +253,7 @@ namespace {
 /// Which of its buffers, in the order of their making below, the kernel before has just written: a
 /// forward kernel's input, a backward kernel's dy. The optimizer's were all touched a step ago.
 int fresh_buffer(std::string_view name, const KernelProblem& p) {
-    if (name.starts_with("adamw") || name.starts_with("gradient_norm")) return -1;
+    if (name.starts_with("adamw") || name.starts_with("gradient_norm") || name == "zero") return -1;
     if (name == "expert_activation_backward") return 2;
     if (name == "rms_norm_backward") return 3;
     if (name == "attention_backward") return 4;
@@ -304,7 +305,8 @@ PreparedKernel::PreparedKernel(const Backend& backend, std::string_view name,
             set.rms_norm_backward,
             RmsNormBackward{b.tensor(rows * width, f), b.tensor(width, f, 0.1, 1),
                             b.tensor(rows, s, 0.1, 1), b.tensor(rows * width, f),
-                            b.blank(rows * width, f), b.blank(width, s), rows, width, false, f});
+                            b.blank(rows * width, f), b.blank(width, s), rows, width, p.accumulate,
+                            f});
     } else if (name == "residual_add") {
         launch_ = launch(set.residual_add,
                          ResidualAdd{b.tensor(rows * width, f), b.tensor(rows * width, f),
@@ -567,6 +569,7 @@ PreparedKernel::PreparedKernel(const Backend& backend, std::string_view name,
         call.lda = p.transpose_a ? p.m : p.k;
         call.ldb = p.transpose_b ? p.k : p.n;
         call.ldc = p.n;
+        call.beta = p.accumulate ? 1 : 0;
         call.format = call.out_format = f;
         launch_ = launch(set.gemm, call);
     } else if (name == "grouped_gemm") {
@@ -590,6 +593,15 @@ PreparedKernel::PreparedKernel(const Backend& backend, std::string_view name,
         call.format = f;
         launch_ = [run = launch(set.grouped_gemm, call), offsets](Stream_* stream) {
             return run(stream);
+        };
+    } else if (name == "zero") {
+        const std::size_t size = std::size_t(width) * std::size_t(size_of(f).value);
+        launch_ = [&backend, to = static_cast<char*>(b.blank(rows * width, f)), size,
+                   rows](Stream_* stream) {
+            Status status;
+            for (std::int64_t t = 0; t < rows && status.code == kOk; ++t)
+                status = backend.set_zero(to + std::size_t(t) * size, size, stream);
+            return status;
         };
     } else {  // copy
         const std::size_t size = std::size_t(rows * width) * std::size_t(size_of(f).value);

@@ -25,6 +25,7 @@ struct KernelProblem {
     std::vector<std::uint32_t> group_rows;  ///< rows of each expert
     GroupedProduct product = GroupedProduct::forward;
     bool transpose_a = false, transpose_b = true;  ///< gemm
+    bool accumulate = false;  ///< gemm, rms_norm_backward: adds to what is there
     std::int64_t batch = 0, sequence = 0, num_heads = 0, num_kv_heads = 0, head_size = 0,
                  window = 0;
     NumberFormat format = NumberFormat::f32;

@@ -28,6 +28,7 @@ constexpr std::array kRows = {
                    "routed unit · expert"},  // probabilities, dgates → dlogits
     StreamedKernel{"document_pool", 3,
                    "token · expert"},  // EMO: sums over documents, mask, second softmax
+    StreamedKernel{"permutation_map", 4, "routed unit · choice"},  // ids read, marked, placed; both ways
     StreamedKernel{"permute_forward", 2, "routed row · width"},
     StreamedKernel{"permute_backward", 2, "routed row · width"},
     StreamedKernel{"unpermute_forward", 2, "routed row · width"},  // weighted combine
@@ -38,6 +39,7 @@ constexpr std::array kRows = {
     StreamedKernel{"adamw", 7, "parameter"},  // w, g, m, v → w, m, v in fp32
     StreamedKernel{"gradient_norm", 1, "parameter"},
     StreamedKernel{"copy", 2, "element"},
+    StreamedKernel{"zero", 1, "element"},
 };
 
 }  // namespace

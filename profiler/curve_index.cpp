@@ -27,7 +27,8 @@ struct NamedKernel {
 bool is_flat(std::string_view kernel) {
     for (const std::string_view flat :
          {"residual_add", "swiglu_forward", "swiglu_backward", "gelu_forward", "gelu_backward",
-          "relu_forward", "relu_backward", "adamw", "gradient_norm", "copy", "streamed"})
+          "relu_forward", "relu_backward", "adamw", "gradient_norm", "copy", "zero",
+          "permutation_map", "streamed"})
         if (kernel == flat) return true;
     return false;
 }

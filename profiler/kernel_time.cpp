@@ -245,4 +245,9 @@ PricedTime kernel_time(const Profile& profile, std::string_view name, Precision 
     return streamed_time(profile, kernel, precision, std::get<Streamed>(shape));
 }
 
+bool has_curve(const Profile& profile, std::string_view kernel, Precision precision) {
+    const int index = kernel_named(kernel).index;
+    return index >= 0 && !table_of(profile, index, precision).lines.empty();
+}
+
 }  // namespace moeplan

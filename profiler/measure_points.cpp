@@ -149,8 +149,11 @@ void add_moe(Points& points, const MoeFeedForward& moe, std::int64_t hidden, std
 /// many there are in all, since none of them is in a cache when its turn comes. 64 Mi at most:
 /// beyond, the time a byte no longer changes.
 void add_optimizer(Points& points, std::int64_t count, int importance) {
-    points.streamed({"adamw", "gradient_norm"}, 1,
-                    std::clamp<std::int64_t>(count, 1, std::int64_t{1} << 26), importance);
+    count = std::clamp<std::int64_t>(count, 1, std::int64_t{1} << 26);
+    points.streamed({"adamw", "gradient_norm"}, 1, count, importance);
+    // Tensor by tensor, of about 1 MiB: one large block would be written past the caches.
+    const std::int64_t tensors = std::max<std::int64_t>(1, count >> 18);
+    points.streamed({"zero"}, tensors, count / tensors, importance);
 }
 
 /// Parameters that one rank holds, replicas of data parallelism whole.
@@ -227,6 +230,7 @@ KernelPoint gemm_point(const std::string& kernel, std::int64_t m, std::int64_t n
     } else if (kernel == "gemm_weight_gradient") {  // dw[n, k] = dy[m, n]ᵀ · x[m, k]
         problem.m = n, problem.n = k, problem.k = m;
         problem.transpose_a = true, problem.transpose_b = false;
+        problem.accumulate = true;  // to those of the micro-batches before
     } else {  // y[m, n] = x[m, k] · w[n, k]ᵀ
         problem.m = m, problem.n = n, problem.k = k;
     }
@@ -279,6 +283,8 @@ KernelPoint streamed_point(const std::string& kernel, std::int64_t units, std::i
     } else if (starts_with(kernel, "permute") || starts_with(kernel, "unpermute")) {
         problem.num_experts = 8;
         items *= double(top_k);
+    } else if (kernel == "rms_norm_backward") {
+        problem.accumulate = true;  // the residual's gradient is there already
     } else if (starts_with(kernel, "rope")) {  // one head; rope_point has more
         problem.num_heads = 1, problem.head_size = width;
     }
@@ -318,7 +324,7 @@ std::vector<KernelPoint> points_of_model(const ModelSpec& model, const ParallelL
     add_optimizer(points, count, 0);
     add_optimizer(points, count / 4, 1);
     add_optimizer(points, count * 2, 2);
-    // Zeroed gradients and copies of activations.
+    // Copies of activations and of gradients.
     points.streamed({"copy"}, 1, std::min<std::int64_t>(count / 2, 1 << 25), 0);
     for (const std::int64_t count : {1 << 18, 1 << 21, 1 << 23})
         points.streamed({"copy"}, 1, count, 2);

@@ -221,6 +221,8 @@ double typical_of(const Profile&, Seconds stretch);
 /// @param kernel  one of kernel_names(). Attention under an fp8 or fp4 recipe is priced in bf16, in
 /// which it runs.
 PricedTime kernel_time(const Profile&, std::string_view kernel, Precision, const KernelShape&);
+/// Whether the kernel itself was measured, rather than one that stands for it.
+bool has_curve(const Profile&, std::string_view kernel, Precision);
 
 /// The same efficiencies on another device: floors are the target's, curves say where they were
 /// measured, their basis is published at best.

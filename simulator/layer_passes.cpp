@@ -676,12 +676,19 @@ void LayerPasses::shared_backward(Pass& pass, const MoeFeedForward& moe, Backwar
 
 namespace {
 
+/// Of an index in the maps between tokens and rows.
+constexpr double kIndexBytes = 4;
+
 /// Frameworks' routers in fp32 (logits up-cast, soft-max, top-k, scattered back, balance loss) move
 /// so many times what one pass over the logits does, forward and backward: 40 and 60 bytes an
 /// expert in place of 12.
 constexpr double kRouterForward = 40.0 / 12, kRouterBackward = 60.0 / 12;
 
 }  // namespace
+
+bool LayerPasses::maps_rows() const {
+    return is_own_trainer(step_) && has_curve(*step_.profile, "permutation_map", Precision::fp32);
+}
 
 LayerPasses::ExpertWay LayerPasses::expert_way(const MoeFeedForward& moe) const {
     const int tp = step_.layout.tensor_parallel_size, ep = step_.layout.expert_parallel_size;
@@ -766,6 +773,7 @@ void LayerPasses::moe_forward(Pass& pass, const MoeFeedForward& moe, Phase phase
     pass.name("router");
     pass.in(Module::preprocess, true);
     if (!software_.counted) pass.streamed("router_forward", units, moe.num_experts, 1);  // the map
+    if (maps_rows()) pass.streamed("permutation_map", rows, 1, kIndexBytes);
     pass.in(Module::dispatch, true);
     if (way.permutes_first) pass.streamed("permute_forward", rows, sub, 0, software_.permute_bytes);
     // token counts, for the host to size what follows
@@ -790,6 +798,8 @@ void LayerPasses::moe_forward(Pass& pass, const MoeFeedForward& moe, Phase phase
     if (ep > 1 && software_.sync == CountSync::after_dispatch) pass.sync_first();
     pass.name("experts");
     pass.in(Module::dispatch, true);
+    if (maps_rows() && ep > 1)  // of the rows that came
+        pass.streamed_rows("permutation_map", 1, kIndexBytes / el);
     if (way.sorts) pass.streamed_rows("permute_forward", sub);  // chunks by source → by expert
     if (!way.permutes_first) pass.streamed_rows("permute_forward", sub, software_.permute_bytes);
     pass.in(Module::experts, true);
@@ -1070,8 +1080,12 @@ LayerPass LayerPasses::optimizer(double owned, double local) {
         pass.name("optimizer");
     }
     state("adamw", owned, 4);
-    if (is_own_trainer(step_))
-        state("copy", local, 2);  // gradients set to zero: four bytes written
+    if (is_own_trainer(step_)) {  // gradients set to zero: four bytes written
+        if (has_curve(*step_.profile, "zero", Precision::fp32))
+            state("zero", local, 4);
+        else
+            state("copy", local, 2);
+    }
     if (step_.schedule.precision != Precision::fp32) {
         state("copy", owned, 3);  // master in four bytes → parameters in two
         state("copy", local,

@@ -86,6 +86,7 @@ class LayerPasses {
         double router_forward = 1, router_backward = 1, activation = 1;  ///< factors of bytes
     };
     ExpertWay expert_way(const MoeFeedForward&) const;
+    bool maps_rows() const;  ///< the maps from tokens to rows are priced
     void expert_exchange(Pass&, const ExpertWay&, Bytes row, Part, bool to_experts);
     void gather_parameters(Pass&, bool forward);
     void keep_random_states(Pass&, const LayerSpec&, bool forward);

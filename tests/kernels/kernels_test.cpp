@@ -52,7 +52,7 @@ TEST_P(EveryRow, RunsInEveryFormatAndSaysItsWork) {
 TEST_P(EveryRow, SaysSoWhereTheFormatIsNotThere) {
     KernelProblem p = small_problem();
     p.format = NumberFormat::fp8_e4m3;
-    const std::set<std::string> no_format = {"permutation_map", "copy",          "router_forward",
+    const std::set<std::string> no_format = {"permutation_map", "copy",          "zero",         "router_forward",
                                              "router_backward", "document_pool", "gradient_norm"};
     const PreparedKernel kernel(cpu_backend(), GetParam(), p);
     EXPECT_EQ(kernel.run(nullptr).code,
@@ -65,6 +65,23 @@ std::vector<std::string> row_names() {
 }
 INSTANTIATE_TEST_SUITE_P(Kernels, EveryRow, ::testing::ValuesIn(row_names()),
                          [](const auto& info) { return info.param; });
+
+TEST(Gelu, IsThatOfTheErrorFunctionAndZeroFarBelow) {
+    // erf is 4.2e-7 of itself away at most, and so x/2 (1 + erf) 2.1e-7 |x|, besides three roundings.
+    std::vector<float> x, y;
+    for (int i = -2000; i <= 2000; ++i) x.push_back(float(i) * 0.005f);
+    x.insert(x.end(), {-1e4f, 1e4f, std::nanf("")});
+    y.resize(x.size());
+    const ActivationForward call{x.data(), y.data(), 1, std::int64_t(x.size()), NumberFormat::f32};
+    check(cpu_backend().kernels->gelu_forward(&call, nullptr), "gelu_forward");
+    for (std::size_t i = 0; i + 1 < x.size(); ++i)
+        EXPECT_NEAR(y[i], 0.5 * x[i] * (1 + std::erf(x[i] * std::sqrt(0.5))),
+                    (2.1e-7 + 3 * 0x1p-24) * std::abs(x[i]))
+            << x[i];
+    EXPECT_EQ(y[x.size() - 3], 0);
+    EXPECT_EQ(y[x.size() - 2], 1e4f);
+    EXPECT_TRUE(std::isnan(y.back()));
+}
 
 /// One attention problem in a format and a table of kernels; outputs and gradients one after
 /// another.

@@ -110,6 +110,13 @@ StepSchedule small_schedule() {
     return schedule;
 }
 
+TEST(PointsOfModel, AddToGradientsAsTheTrainerDoes) {
+    for (const KernelPoint& point : points_of_model(small_model(), {}, small_schedule()))
+        EXPECT_EQ(point.problem.accumulate, point.kernel == "gemm_weight_gradient" ||
+                                                point.kernel == "rms_norm_backward")
+            << point.kernel;
+}
+
 TEST(PointsOfModel, HoldTheShapesOfItsStepAndCanAllBeMade) {
     const auto points = points_of_model(small_model(), {}, small_schedule());
     std::set<std::string> kernels;

@@ -191,5 +191,28 @@ TEST(TrainersMoeLayer, CopiesNoTokensAtOneHead) {
             }
 }
 
+TEST(TrainersMoeLayer, MapsRowsAndZeroesGradientsAtThePricesThatTheProfileHas) {
+    Profile core = *unsteady_core(1, 1, 1);
+    for (const char* kernel : {"zero", "permutation_map"})
+        core.kernels.push_back({kernel,
+                                Precision::fp32,
+                                Basis::measured,
+                                "",
+                                {"bytes", "width", "median_s"},
+                                {{1e3, 1, 1e-6}, {1e6, 1, 1e-3}}});
+    prepare(core);
+    const StepCase step = trainer_case(std::make_shared<const Profile>(core), 2, 2);
+    int maps = 0, zeroed = 0, copies = 0;
+    for (const Work& work : build_step_graph(step).works)
+        for (const KernelCall& call : work.calls) {
+            maps += call.kernel == "permutation_map";
+            zeroed += call.kernel == "zero";
+            copies += call.kernel == "copy";
+        }
+    EXPECT_EQ(maps, 2);  // of a layer's kind: of its own tokens, and of the rows that came
+    EXPECT_EQ(zeroed, 1);
+    EXPECT_EQ(copies, 0);
+}
+
 }  // namespace
 }  // namespace moeplan
