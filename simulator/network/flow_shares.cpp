@@ -93,7 +93,7 @@ std::uint32_t FlowShares::local(std::uint32_t part, std::uint32_t link) {
     return local_[link];
 }
 
-void FlowShares::append(std::uint32_t id, std::span<const std::uint32_t> links, double bytes,
+void FlowShares::append(std::uint32_t id, std::span<const std::uint32_t> links, double left,
                         double weight, std::uint64_t owner, std::uint64_t order) {
     Part& part = parts_[id];
     if (links.size() > part.stride) {
@@ -108,7 +108,7 @@ void FlowShares::append(std::uint32_t id, std::span<const std::uint32_t> links, 
     }
     for (std::size_t e = 0; e < part.stride; ++e)
         part.ends.push_back(local(id, links[std::min(e, links.size() - 1)]));
-    part.left.push_back(bytes);
+    part.left.push_back(left);
     part.weight.push_back(weight);
     part.owner.push_back(owner);
     part.order.push_back(order);
@@ -147,8 +147,7 @@ void FlowShares::advance(Part& part, double now) {
     if (!(passed > 0) || part.level.empty()) return;
     const std::uint32_t* ends = part.ends.data();
     for (std::size_t f = 0; f < part.num_flows(); ++f, ends += part.stride)
-        part.left[f] = std::max(
-            0.0, part.left[f] - part.weight[f] * lowest_level(part, ends) * passed);
+        part.left[f] = std::max(0.0, part.left[f] - lowest_level(part, ends) * passed);
 }
 
 std::uint32_t FlowShares::merged(std::uint32_t a, std::uint32_t b, double now) {
@@ -397,12 +396,11 @@ void FlowShares::fill(Part& part) {
     for (std::size_t f = 0; f < part.num_flows(); ++f, ends += stride) {
         double slowest = std::max(inverse[ends[0]], inverse[ends[1]]);
         for (std::size_t e = 2; e < stride; ++e) slowest = std::max(slowest, inverse[ends[e]]);
-        const double lasts = part.left[f] * slowest / part.weight[f];
+        const double lasts = part.left[f] * slowest;
         if (lasts < soonest) soonest = lasts, first = f;
     }
     assert(std::isfinite(soonest));
-    part.next = part.since + part.left[first] / (part.weight[first] *
-                                                 lowest_level(part, &part.ends[first * stride]));
+    part.next = part.since + part.left[first] / lowest_level(part, &part.ends[first * stride]);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -419,7 +417,7 @@ void FlowShares::settle(double now) {
             here = new_part(now);
         else
             advance(parts_[here], now);
-        append(here, links, flow.bytes, flow.weight, flow.owner, flow.order);
+        append(here, links, flow.bytes / flow.weight, flow.weight, flow.owner, flow.order);
         mark(here);
     }
     arrivals_.clear();
@@ -466,7 +464,7 @@ void FlowShares::take_finished(double time, std::vector<std::uint64_t>& owners) 
         finished_.clear();
         const std::uint32_t* ends = part.ends.data();
         for (std::size_t f = 0; f < part.num_flows(); ++f, ends += part.stride) {
-            const double rate = part.weight[f] * lowest_level(part, ends);
+            const double rate = lowest_level(part, ends);
             if (part.left[f] <= rate * until)
                 finished_.push_back(static_cast<std::uint32_t>(f));
             else

@@ -42,7 +42,8 @@ class FlowShares {
         std::vector<std::uint32_t> links;  // of the graph
         // Flows, side by side; `ends` are indices of `links`, `stride` of them a flow, the last one
         // repeated where a flow has fewer.
-        std::vector<double> left, weight;
+        std::vector<double> left;  // bytes over weight: what λ alone eats
+        std::vector<double> weight;
         std::vector<std::uint32_t> ends;
         std::vector<std::uint64_t> owner, order;
         std::size_t stride = 2;
@@ -74,7 +75,7 @@ class FlowShares {
     void advance(Part& part, double now);
     std::uint32_t merged(std::uint32_t a, std::uint32_t b, double now);
     std::uint32_t local(std::uint32_t part, std::uint32_t link);
-    void append(std::uint32_t part, std::span<const std::uint32_t> links, double bytes,
+    void append(std::uint32_t part, std::span<const std::uint32_t> links, double left,
                 double weight, std::uint64_t owner, std::uint64_t order);
     void drop(Part& part, std::size_t flow);
     void mark(std::uint32_t part);
