@@ -40,6 +40,10 @@ constexpr std::array<ConstantFacts, kNumConstants> kFacts = {{
      "share of the benchmarked rate that any other collective between domains reaches beside "
      "training, where several of its ranks share a domain",
      "", 1, 0.3, 1.2},
+    {Constant::far_adapter, "far_adapter",
+     "share of that rate which is left where a ring leaves a node through an adapter that is not "
+     "beside its last GPU, across the CPUs (NCCL before PXN)",
+     "", 1, 0.2, 1},
 }};
 
 }  // namespace

@@ -1,5 +1,5 @@
 #pragma once
-/// What benchmarks do not tell of long training runs, as eleven constants, each with a
+/// What benchmarks do not tell of long training runs, as twelve constants, each with a
 /// physical meaning. A neutral calibration believes the benchmarks.
 
 #include <array>
@@ -26,9 +26,10 @@ enum class Constant : std::uint8_t {
     framework_launch,
     step_overhead,
     expert_exchange,
-    collective_training
+    collective_training,
+    far_adapter
 };
-inline constexpr int kNumConstants = 11;
+inline constexpr int kNumConstants = 12;
 
 /// One row of the table: what a constant is, and what a fit may make of it.
 struct ConstantFacts {

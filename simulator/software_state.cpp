@@ -111,6 +111,7 @@ void apply(SoftwareCosts& costs, const JsonReader& part, const std::string& gene
     flag("waits_for_messages", costs.waits_for_messages);
     flag("keeps_gathered", costs.keeps_gathered);
     flag("scatters_messages", costs.scatters_messages);
+    flag("pxn", costs.pxn);
     factor("sharded_gradient_bytes", costs.sharded_gradient_bytes);
     factor("elementwise_bytes", costs.elementwise_bytes);
     factor("router_bytes", costs.router_bytes);
@@ -144,6 +145,7 @@ void check(const JsonReader& part) {
                          "waits_for_messages",
                          "keeps_gathered",
                          "scatters_messages",
+                         "pxn",
                          "sharded_gradient_bytes",
                          "narrow_launches",
                          "latent_attention",

@@ -67,6 +67,8 @@ struct SoftwareCosts {
     bool keeps_gathered = false;  ///< sequence parallelism: the gathered input is kept for the weight
                                   ///< gradient, not gathered again
     bool scatters_messages = false;  ///< between stages each tensor-parallel rank sends its part
+    bool pxn = true;  ///< NCCL from 2.12: a GPU reaches an adapter that is not beside it over NVLink
+                      ///< and the GPU that is, not across the CPUs
     double sharded_gradient_bytes = 0;  ///< of an element that is reduced where parameters are
                                         ///< sharded (ZeRO-3); 0: as gradient_bytes
     double overlapped_share = 1;  ///< of an exchange among experts that another micro-batch hides,

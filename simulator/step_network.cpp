@@ -18,10 +18,15 @@ namespace {
 /// Of a GPU's memory bandwidth: something is always left to kernels.
 constexpr double kMostTaken = 0.9;
 
+constexpr int kGpusAtSwitch = 2;  ///< HGX and DGX boards, A100 on
+
 }  // namespace
 
 StepNetwork::StepNetwork(const StepCase& step, const StepGraph& graph)
-    : step_(step), graph_(graph), links_(build_link_graph(step.cluster)) {
+    : step_(step),
+      graph_(graph),
+      links_(build_link_graph(step.cluster)),
+      pxn_(software_costs(step).pxn) {
     for (const auto& [name, factor] : step.disturbances.link_faults) {
         const auto found =
             std::find_if(links_.links.begin(), links_.links.end(),
@@ -56,6 +61,28 @@ bool StepNetwork::one_a_domain(const std::vector<int>& ranks) const {
     std::set<int> domains;
     for (const int rank : ranks) domains.insert(links_.domain[rank]);
     return domains.size() == ranks.size();
+}
+
+/// A ring enters a node and leaves it by one adapter. Boards put two GPUs beside each other at a PCIe
+/// switch with their adapters: a group that has such a pair in a node ends there; of one that has
+/// not, as of gradients under TP 2 and 4, the last GPU is far from the adapter.
+bool StepNetwork::leaves_by_far_adapter(const std::vector<int>& ranks) const {
+    std::set<int> switches;
+    for (const int rank : ranks) {
+        const int node = rank / links_.gpus_per_node, place = rank % links_.gpus_per_node;
+        if (!switches.insert(node * links_.gpus_per_node + place / kGpusAtSwitch).second)
+            return false;
+    }
+    return true;
+}
+
+/// Of the benchmarked rate, what a collective other than an all-to-all reaches beside training.
+double StepNetwork::share_between_domains(const std::vector<int>& ranks) const {
+    if (!crosses_domains(ranks) || one_a_domain(ranks)) return 1;
+    const Calibration& calibration = step_.profile->calibration;
+    const double share = calibration[Constant::collective_training];
+    return !pxn_ && leaves_by_far_adapter(ranks) ? share * calibration[Constant::far_adapter]
+                                                 : share;
 }
 
 /// Experts in several domains exchange over the scale-out network, of which an all-to-all beside
@@ -103,8 +130,7 @@ Exchange StepNetwork::group_exchange(const ExchangeDemand& demand, const std::ve
     call.bytes = demand.payload;
     if (demand.kind != Collective::all_to_all) {
         Exchange exchange = make_exchange(links_, call, step_.profile.get());
-        const double share = step_.profile->calibration[Constant::collective_training];
-        if (share != 1 && crosses_domains(ranks) && !one_a_domain(ranks)) {
+        if (const double share = share_between_domains(ranks); share != 1) {
             exchange.efficiency *= share;
             for (auto& stage : exchange.stages) stage.transfer = stage.transfer / share;
         }

@@ -65,6 +65,8 @@ class StepNetwork {
     std::optional<Seconds> measured_all_to_all(const std::vector<double>& bytes) const;
     bool crosses_domains(const std::vector<int>& ranks) const;
     bool one_a_domain(const std::vector<int>& ranks) const;
+    bool leaves_by_far_adapter(const std::vector<int>& ranks) const;
+    double share_between_domains(const std::vector<int>& ranks) const;
     void in_training();
     /// Bytes of an all_to_all between the ranks of a group, relays of a two-level one counted.
     struct Traffic {
@@ -85,6 +87,7 @@ class StepNetwork {
     const StepCase& step_;
     const StepGraph& graph_;
     LinkGraph links_;
+    bool pxn_;
     std::vector<std::unique_ptr<Exchange>> made_, loads_;             // [demands]
     std::map<int, Traffic> traffic_;                                  // the last of each group
     std::map<std::pair<int, int>, std::unique_ptr<GroupWays>> ways_;  // stage, group

@@ -187,5 +187,30 @@ TEST(Step, RingsThatPassThroughNodesKeepAShareOfTheirRateAndThoseAlongRailsAllOf
     }
 }
 
+/// The same groups with NCCL before PXN. Of a node's 8 GPUs, two by two at a switch, TP 1 and 8 end a
+/// ring where it began; TP 2 and 4 leave every second and fourth, none beside another.
+TEST(Step, WithoutPxnRingsThatEndFarFromTheirAdapterKeepAShareOfTheirRate) {
+    const auto gradients = [](int tensor, double share, const char* framework) {
+        StepCase step = tests::small_case(2);
+        step.model = tests::small_model(4, 0);
+        step.layout = {tensor, 1, 1, 16 / tensor, 1, 1};
+        step.schedule.software.framework = framework;
+        Profile profile = *tests::plain_profile();
+        profile.calibration[Constant::far_adapter] = share;
+        step.profile = std::make_shared<const Profile>(profile);
+        return estimate_step(step).busy.data_comm.value;
+    };
+    for (const int tensor : {2, 4}) {
+        const auto old = [&](double share) { return gradients(tensor, share, "megatron-deepspeed"); };
+        EXPECT_GT(old(0.5), 1.1 * old(1)) << "TP " << tensor;
+        EXPECT_NEAR(old(0.25) - old(0.5), 2 * (old(0.5) - old(1)), 1e-9 * old(0.5))
+            << "bytes over the rate: t(¼) − t(½) = 2 (t(½) − t(1)), TP " << tensor;
+        EXPECT_EQ(gradients(tensor, 0.5, "megatron-core"), gradients(tensor, 1, "megatron-core"));
+    }
+    for (const int tensor : {1, 8})
+        EXPECT_EQ(gradients(tensor, 0.5, "megatron-deepspeed"),
+                  gradients(tensor, 1, "megatron-deepspeed"));
+}
+
 }  // namespace
 }  // namespace moeplan
