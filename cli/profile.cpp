@@ -94,7 +94,13 @@ void measure(const Words& words, const std::string& file) {
     options.keep = [&](const Profile& so_far) { write_whole(file, to_file_text(to_json(so_far))); };
     const Profile known =
         words.again && std::filesystem::exists(words.known) ? load_profile(words.known) : Profile{};
+    // in three parts: before, between and after what else is measured
+    StretchTimer stretches(backend, ranks, {words.seed});
+    const Seconds part{std::clamp(words.seconds / 20, 0.2, 3.0) / 3};
+    const bool with_stretches = ranks.size() > 1 && backend.device == Device::cpu;
+    if (with_stretches) stretches.go_on(part);
     Profile profile = measure_kernels(backend, ranks, points_of(words), options, known);
+    if (with_stretches) stretches.go_on(part);
     if (links) {
         LinkOptions link_options;
         link_options.budget = {words.seconds / 6};
@@ -110,13 +116,10 @@ void measure(const Words& words, const std::string& file) {
             profile.links.push_back(curve);
         }
     }
-    if (ranks.size() > 1 && backend.device == Device::cpu &&
-        !(ranks.all_reduce_max(told_to_stop ? 1 : 0) > 0)) {
-        StretchOptions stretch_options;
-        stretch_options.budget = {std::clamp(words.seconds / 20, 0.2, 3.0)};
-        stretch_options.seed = {words.seed};
-        StretchCurve stretches = measure_stretches(backend, ranks, stretch_options);
-        if (!stretches.rows.empty()) profile.stretches = std::move(stretches);
+    if (with_stretches && !(ranks.all_reduce_max(told_to_stop ? 1 : 0) > 0)) {
+        stretches.go_on(part);
+        StretchCurve curve = stretches.curve();
+        if (!curve.rows.empty()) profile.stretches = std::move(curve);
     }
     if (ranks.rank() == 0) {
         profile.conditions["cut_short"] = told_to_stop ? "yes" : "no";

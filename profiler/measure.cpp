@@ -29,6 +29,20 @@ Measured summarise(std::vector<double> seconds) {
     return out;
 }
 
+Measured together(const std::vector<Measured>& visits) {
+    std::vector<double> medians, spreads;
+    int samples = 0;
+    for (const Measured& visit : visits) {
+        medians.push_back(visit.median.value);
+        spreads.push_back(visit.relative_spread);
+        samples += visit.num_samples;
+    }
+    Measured out = summarise(std::move(medians));
+    out.relative_spread = std::max(out.relative_spread, median_of(spreads));
+    out.num_samples = samples;
+    return out;
+}
+
 bool settled(const std::vector<double>& seconds, Seconds spent, const SamplingRule& rule) {
     const int count = static_cast<int>(seconds.size());
     if (count < rule.least_samples) return false;

@@ -15,6 +15,10 @@ struct Measured {
     int num_samples = 0;
 };
 Measured summarise(std::vector<double> seconds);
+/// The same work measured at several times: the median of its medians, which a slow spell of the
+/// machine over fewer than half of them leaves alone. The spread is the larger of theirs and of
+/// what they are apart; samples are added up.
+Measured together(const std::vector<Measured>& visits);
 
 /// Stop when the median is known well enough, when more samples no longer help, or when the time is
 /// up: at least `least_samples`; then a standard error of the median below `noise`, or a spread

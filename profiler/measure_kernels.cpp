@@ -192,7 +192,8 @@ CacheState cache_state(const Backend& backend, const Communicator& ranks, Bytes 
 }
 
 struct TimedPoint {
-    Measured cold, warm;
+    std::vector<Measured> cold;  ///< [visits]
+    Measured warm;
     bool supported = true;
 };
 
@@ -229,10 +230,10 @@ KernelProblem with_uneven_rows(KernelProblem problem) {
     return problem;
 }
 
-TimedPoint time_point(const Backend& backend, const Communicator& ranks, const KernelPoint& point,
-                      const MeasureOptions& options, Stopwatch& watch, const Forget& forget,
-                      bool far) {
-    TimedPoint out;
+/// One visit to a point; the first also times it back to back.
+void visit(const Backend& backend, const Communicator& ranks, const KernelPoint& point,
+           const MeasureOptions& options, Stopwatch& watch, const Forget& forget, bool far,
+           TimedPoint& out) {
     const PreparedKernel kernel(backend, point.row,
                                 backend.device == Device::cpu ? with_uneven_rows(point.problem)
                                                               : point.problem,
@@ -240,7 +241,7 @@ TimedPoint time_point(const Backend& backend, const Communicator& ranks, const K
     const Status first = kernel.run(watch.stream());
     if (any_rank(ranks, first.code == kUnsupported)) {
         out.supported = false;
-        return out;
+        return;
     }
     check(first, point.kernel);
     for (int warm_up = 0; warm_up < 2; ++warm_up) watch.time(kernel);
@@ -248,12 +249,12 @@ TimedPoint time_point(const Backend& backend, const Communicator& ranks, const K
     SamplingRule half = options.rule;
     half.longest *= 0.5;
     const std::vector<PreparedKernel::Block> blocks = kernel.blocks();
-    out.cold = sample(ranks, half, [&] {
+    out.cold.push_back(sample(ranks, half, [&] {
         forget(blocks, far, watch.stream());
         return watch.time(kernel);
-    });
-    out.warm = sample(ranks, half, [&] { return watch.time(kernel); });
-    return out;
+    }));
+    if (out.cold.size() == 1)
+        out.warm = sample(ranks, half, [&] { return watch.time(kernel); });
 }
 
 struct Row {
@@ -277,11 +278,11 @@ std::vector<KernelCurve> curves_of(const std::vector<Row>& rows, Precision preci
                  {"median_s", "relative_spread", "num_samples", "cold_s", "warm_s"})
                 curve.columns.push_back(column);
         }
-        const Measured& used = row.time.cold;
+        const Measured used = together(row.time.cold);
         std::vector<double> values = row.point.shape;
         values.insert(values.end(), {used.median.value, used.relative_spread,
                                      static_cast<double>(used.num_samples),
-                                     row.time.cold.median.value, row.time.warm.median.value});
+                                     used.median.value, row.time.warm.median.value});
         curve.rows.push_back(std::move(values));
     }
     std::vector<KernelCurve> out;
@@ -378,6 +379,7 @@ Profile measure_kernels(const Backend& backend, const Communicator& ranks,
     const auto begin = Clock::now();
     Stopwatch watch(backend);
     const Forget forget(backend);
+    constexpr int kVisitsAgain = 2;
     const CacheState caches = cache_state(backend, ranks, options.working_set);
 
     // What the step really has comes first, each part in random order, so that a slow drift of the
@@ -400,30 +402,61 @@ Profile measure_kernels(const Backend& backend, const Communicator& ranks,
     std::vector<double> drift;
     std::vector<Row> rows;
     auto last_kept = begin;
-    constexpr std::size_t kReferenceEvery = 20;
-    for (std::size_t i = 0; i < order.size(); ++i) {
-        const bool stopped =
-            (options.stop && options.stop->load()) || since(begin) > options.budget.value;
-        if (any_rank(ranks, stopped)) break;
-        if (i % kReferenceEvery == 0) {
+    std::size_t timed = 0;
+    // False: the time is up, or we were told to stop.
+    const auto time_row = [&](Row& row, double until) {
+        constexpr std::size_t kReferenceEvery = 20;
+        if (any_rank(ranks, (options.stop && options.stop->load()) || since(begin) > until))
+            return false;
+        if (timed++ % kReferenceEvery == 0) {
             std::vector<double> series;
             for (int s = 0; s < 15; ++s) series.push_back(watch.time(reference_kernel));
             drift.push_back(summarise(series).median.value);
         }
-        Row row{order[i], time_point(backend, ranks, order[i], options, watch, forget, caches.far)};
-        if (row.time.supported) rows.push_back(std::move(row));
-        if (ranks.rank() != 0) continue;
-        if (options.progress) {
-            const double by_points = static_cast<double>(i + 1) / static_cast<double>(order.size());
-            options.progress(
-                std::max(by_points, std::min(1.0, since(begin) / options.budget.value)),
-                order[i].kernel);
-        }
+        visit(backend, ranks, row.point, options, watch, forget, caches.far, row.time);
+        if (ranks.rank() != 0) return true;
+        if (options.progress)
+            options.progress(std::min(1.0, since(begin) / options.budget.value), row.point.kernel);
         if (options.keep && since(last_kept) > 2) {
             options.keep(assemble(backend, ranks, rows, known, caches, drift));
             last_kept = Clock::now();
         }
+        return true;
+    };
+    const auto time_new = [&](std::size_t first, std::size_t last, double until) {
+        for (std::size_t i = first; i < last; ++i) {
+            rows.push_back({order[i], {}});
+            if (!time_row(rows.back(), until)) {
+                rows.pop_back();
+                return i;
+            }
+            if (!rows.back().time.supported) rows.pop_back();
+        }
+        return last;
+    };
+    const auto essential = static_cast<std::size_t>(
+        std::find_if(order.begin(), order.end(),
+                     [](const KernelPoint& point) { return point.importance > 0; }) -
+        order.begin());
+    const double budget = options.budget.value, from = since(begin);
+    std::size_t next = time_new(0, essential, budget);
+    const std::size_t own = next < essential ? 0 : rows.size();
+    // A machine that others share has slow spells of seconds: the step's own shapes are visited
+    // again in the middle of the run and at its end, if there is time for it, and refinements get
+    // what that leaves.
+    constexpr double kOfFirstVisit = 0.6;  // no time back to back
+    double spent = since(begin);
+    if (ranks.size() > 1) spent = ranks.all_reduce_max(spent);
+    const double again = kOfFirstVisit * (spent - from);
+    const int visits =
+        own > 0 ? std::clamp(static_cast<int>((budget - spent) / again), 0, kVisitsAgain) : 0;
+    const double refining = (budget - spent - visits * again) / std::max(1, visits);
+    for (int v = 0; v < visits; ++v) {
+        next = time_new(next, order.size(), spent + (v + 1) * refining + v * again);
+        for (std::size_t i = 0; i < own; ++i)
+            if (!time_row(rows[i], budget)) break;
     }
+    if (next >= essential) time_new(next, order.size(), budget);
     if (ranks.rank() != 0) return {};
     return assemble(backend, ranks, rows, known, caches, drift);
 }

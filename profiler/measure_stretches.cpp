@@ -16,38 +16,6 @@ using Clock = std::chrono::steady_clock;
 constexpr int kMostRanks = 64;
 constexpr int kWindows = 201;  // drawn; odd, so that the median is one of them
 
-std::vector<double> time_pieces(const Backend& backend, const Communicator& ranks,
-                                const StretchOptions& options) {
-    const KernelPoint product = gemm_point("gemm", 256, 256, 256);
-    const PreparedKernel kernel(backend, product.row, product.problem, options.seed);
-    // Far more than a core's own caches, walked over in turn: memory and what ranks share of it are
-    // at work as they are in a step.
-    constexpr std::size_t kArena = std::size_t{32} << 20, kCopied = std::size_t{256} << 10;
-    void *from = nullptr, *to = nullptr;
-    check(backend.allocate(kArena, &from), "allocate");
-    check(backend.allocate(kArena, &to), "allocate");
-    check(backend.set_zero(from, kArena, nullptr), "set_zero");
-    check(backend.set_zero(to, kArena, nullptr), "set_zero");
-    std::vector<double> pieces;
-    pieces.reserve(1 << 16);
-    if (ranks.size() > 1) ranks.barrier();
-    const auto begin = Clock::now();
-    auto last = begin;
-    for (std::size_t at = 0; last - begin < std::chrono::duration<double>(options.budget.value);
-         at = (at + kCopied) % kArena) {
-        check(kernel.run(nullptr), "gemm");
-        check(backend.copy(static_cast<char*>(to) + at, static_cast<char*>(from) + at, kCopied,
-                           nullptr),
-              "copy");
-        const auto now = Clock::now();
-        pieces.push_back(std::chrono::duration<double>(now - last).count());
-        last = now;
-    }
-    backend.release(from);
-    backend.release(to);
-    return pieces;
-}
-
 std::vector<std::vector<double>> of_all_ranks(const Communicator& ranks,
                                               const std::vector<double>& mine) {
     if (ranks.size() == 1) return {mine};
@@ -145,10 +113,39 @@ StretchCurve stretches_of(const std::vector<std::vector<double>>& pieces, Second
     return out;
 }
 
-StretchCurve measure_stretches(const Backend& backend, const Communicator& ranks,
-                               const StretchOptions& options) {
-    const auto pieces = of_all_ranks(ranks, time_pieces(backend, ranks, options));
-    return stretches_of(pieces, options.window, options.seed);
+StretchTimer::StretchTimer(const Backend& backend, const Communicator& ranks, Seed seed)
+    : backend_(backend), ranks_(ranks), seed_(seed) {}
+
+void StretchTimer::go_on(Seconds time) {
+    const KernelPoint product = gemm_point("gemm", 256, 256, 256);
+    const PreparedKernel kernel(backend_, product.row, product.problem, seed_);
+    // Far more than a core's own caches, walked over in turn: memory and what ranks share of it are
+    // at work as they are in a step.
+    constexpr std::size_t kArena = std::size_t{32} << 20, kCopied = std::size_t{256} << 10;
+    void *from = nullptr, *to = nullptr;
+    check(backend_.allocate(kArena, &from), "allocate");
+    check(backend_.allocate(kArena, &to), "allocate");
+    check(backend_.set_zero(from, kArena, nullptr), "set_zero");
+    check(backend_.set_zero(to, kArena, nullptr), "set_zero");
+    if (ranks_.size() > 1) ranks_.barrier();
+    const auto begin = Clock::now();
+    auto last = begin;
+    for (std::size_t at = 0; last - begin < std::chrono::duration<double>(time.value);
+         at = (at + kCopied) % kArena) {
+        check(kernel.run(nullptr), "gemm");
+        check(backend_.copy(static_cast<char*>(to) + at, static_cast<char*>(from) + at, kCopied,
+                            nullptr),
+              "copy");
+        const auto now = Clock::now();
+        pieces_.push_back(std::chrono::duration<double>(now - last).count());
+        last = now;
+    }
+    backend_.release(from);
+    backend_.release(to);
+}
+
+StretchCurve StretchTimer::curve(Seconds window) const {
+    return stretches_of(of_all_ranks(ranks_, pieces_), window, seed_);
 }
 
 }  // namespace moeplan

@@ -10,17 +10,23 @@
 
 namespace moeplan {
 
-struct StretchOptions {
-    Seconds budget{2};
-    Seconds window{0.1};  ///< about a step
-    Seed seed{1};         ///< of the places where stretches are taken
-};
-
 /// The same short piece of work (a product of 256³ and a copy out of the caches) again and again,
-/// on all ranks at once and without waiting for one another, and what stretches of it take on the
-/// slowest of several ranks.
-/// @return  on rank 0; without rows on others
-StretchCurve measure_stretches(const Backend&, const Communicator&, const StretchOptions&);
+/// on all ranks at once and without waiting for one another.
+class StretchTimer {
+  public:
+    StretchTimer(const Backend&, const Communicator&, Seed);
+    /// So much of it now. Called at several times of a run, the pieces tell of all of it.
+    void go_on(Seconds);
+    /// What stretches take on the slowest of several ranks; on rank 0, without rows on others.
+    /// @param window  about a step
+    StretchCurve curve(Seconds window = {0.1}) const;
+
+  private:
+    const Backend& backend_;
+    const Communicator& ranks_;
+    Seed seed_;  ///< of the places where stretches are taken
+    std::vector<double> pieces_;
+};
 
 /// What stretches take on the slowest of 1, 2, 4 … 64 ranks, over as many medians of a piece (the
 /// mean over the ranks, as kernels are timed). A

@@ -25,6 +25,17 @@ TEST(Summarise, TakesMedianAndMedianAbsoluteDeviation) {
     EXPECT_DOUBLE_EQ(summarise({1, 2, 3, 4}).median.value, 2.5);
 }
 
+TEST(Together, LeavesASlowSpellOverOneOfThreeVisitsOut) {
+    // medians 1, 1.8, 1.1: 1.1; their deviations 0.1, 0.7, 0: 0.1 of 1.1, more than any visit's own
+    const Measured all = together({{{1.0}, 0.01, 7}, {{1.8}, 0.02, 9}, {{1.1}, 0.03, 8}});
+    EXPECT_DOUBLE_EQ(all.median.value, 1.1);
+    EXPECT_NEAR(all.relative_spread, 0.1 / 1.1, 1e-12);
+    EXPECT_EQ(all.num_samples, 24);
+    const Measured one = together({{{2.0}, 0.05, 7}});
+    EXPECT_DOUBLE_EQ(one.median.value, 2);
+    EXPECT_DOUBLE_EQ(one.relative_spread, 0.05);
+}
+
 TEST(Settled, NeedsItsLeastSamplesEvenIfTheyAgree) {
     SamplingRule rule;
     EXPECT_FALSE(settled(std::vector<double>(6, 1.0), {}, rule));
@@ -191,6 +202,26 @@ TEST(MeasureKernels, GoesOnWhereAProfileEnds) {
     ASSERT_EQ(done.kernels.size(), 1u);
     ASSERT_EQ(done.kernels[0].rows.size(), 2u);
     EXPECT_EQ(done.kernels[0].rows[0], begun.kernels[0].rows[0]);  // measured once
+}
+
+/// Three visits of at least three samples to what the step has; refinements are seen once.
+TEST(MeasureKernels, VisitsTheShapesOfTheStepAgainAndRefinementsOnce) {
+    MeasureOptions options;
+    options.rule.longest = {0};  // the least samples, then the time is up
+    options.rule.least_samples = 3;
+    KernelPoint refinement = gemm_point("gemm", 32, 16, 16);
+    refinement.importance = 1;
+    const Profile profile =
+        measure_kernels(backend_for(Device::cpu), Communicator(),
+                        {gemm_point("gemm", 16, 16, 16), refinement}, options);
+    ASSERT_EQ(profile.kernels.size(), 1u);
+    const KernelCurve& curve = profile.kernels[0];
+    const auto samples = static_cast<std::size_t>(
+        std::find(curve.columns.begin(), curve.columns.end(), "num_samples") -
+        curve.columns.begin());
+    ASSERT_EQ(curve.rows.size(), 2u);
+    EXPECT_EQ(curve.rows[0][samples], 3 * 3);
+    EXPECT_EQ(curve.rows[1][samples], 3);
 }
 
 TEST(MeasureKernels, StopsWhenToldAndKeepsWhatItHas) {
