@@ -169,6 +169,9 @@ void print_predictions(const Evaluation& evaluation) {
     if (all.coverage)
         fmt::print("80 % intervals, own source left out, cover {} % of the step times\n\n",
                    percent(*all.coverage));
+    if (const MemoryVerdicts verdicts = memory_verdicts(evaluation.rows); verdicts.runs > 0)
+        fmt::print("by the memory estimate {} of {} runs that took place do not fit\n\n",
+                   verdicts.refused, verdicts.runs);
     const Ranking ranking = rank_layouts(evaluation.rows);
     if (ranking.groups.empty()) return;
     Table ranks({"order of runs that differ in layout alone", "sweeps", "runs",

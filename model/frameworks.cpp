@@ -47,11 +47,12 @@ const std::map<std::string, FrameworkRules, std::less<>>& table() {
                            .bytes_per_logit = 10,
                            .sharding = Sharding::zero3};
         // Composer wraps the model in PyTorch FSDP: fp32 shards, 16-bit while gathered
-        // (llmfoundry/models/utils, composer/distributed).
+        // (llmfoundry/models/utils, composer/distributed). Its loss is FlashAttention's fused one
+        // unless told otherwise (`loss_fn`, llmfoundry/models/mpt): logits and their gradient.
         out["llm-foundry"] = {.name = "llm-foundry",
                               .pads_vocabulary = false,
                               .fp32_weights_sharded = true,
-                              .bytes_per_logit = 10,
+                              .bytes_per_logit = 4,
                               .sharding = Sharding::zero3};
         // FSDP2 and DTensor over Hugging Face models (nemo_automodel/components/distributed).
         out["nemo-automodel"] = {.name = "nemo-automodel",

@@ -43,7 +43,8 @@ def errors(summary):
 def tables(found):
     summary, by = found["summary"], found["by"]
     steps = summary["step_times"]
-    parts = [f"{summary['predicted']} figures are predicted, {summary['with_assumptions']} of them with assumptions; {summary['skipped']} records are skipped.\n"]
+    parts = [f"{summary['predicted']} figures are predicted, {summary['with_assumptions']} of them with assumptions; {summary['skipped']} records are skipped. "
+             f"By the memory estimate {summary['memory_refuses']} of {summary['memory_runs']} runs that took place do not fit.\n"]
     rows = []
     for key, name in (("summary_neutral", "neutral constants"), ("summary", "fitted"), ("summary_source_left_out", "fitted without the record's source")):
         one = found.get(key)

@@ -42,9 +42,10 @@ void add_head(Page& page, const JsonReader& answer) {
                rows);
     page.paragraph(fmt::format(
         "{} figures were predicted, {} of them with assumptions where the source is silent; {} "
-        "records were skipped.",
+        "records were skipped. By the memory estimate {} of {} runs that took place do not fit.",
         summary.count_or("predicted", 0), summary.count_or("with_assumptions", 0),
-        summary.count_or("skipped", 0)));
+        summary.count_or("skipped", 0), summary.count_or("memory_refuses", 0),
+        summary.count_or("memory_runs", 0)));
 }
 
 /// Predicted over measured, so that errors show on a logarithmic axis of any length.

@@ -62,6 +62,7 @@ AccuracyRow row_of(const TrainingRecord& record, const RecordCase& run) {
     row.global_batch = record.global_batch;
     row.assumed = run.assumed;
     row.warnings = run.warnings;
+    row.fits = run.fits;
     row.notes = record.notes;
     if (record.step_time)
         for (const OtherRelease& other : record.other_releases)

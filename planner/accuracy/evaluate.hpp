@@ -38,6 +38,7 @@ struct AccuracyRow {
     std::optional<std::array<double, 2>> interval;  ///< 80 %, same unit
     std::vector<Assumption> assumed;
     std::vector<std::string> warnings;
+    bool fits = true;  ///< by the memory estimate; it did
     TimeBreakdown exposed, busy;  ///< of a step time
     std::string notes;
     /// Release, and its time over this one's: the same recipe in other software.

@@ -364,6 +364,7 @@ class Builder {
                 broken.push_back(finding.detail);
             else
                 out_.warnings.push_back(finding.rule + ": " + finding.detail);
+            if (finding.severity == Severity::broken && finding.rule == "memory") out_.fits = false;
         }
         if (!broken.empty()) return skip("layout", "impossible layout: " + join(broken, "; "));
         return std::nullopt;

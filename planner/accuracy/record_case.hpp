@@ -21,6 +21,7 @@ struct RecordCase {
     StepCase step;
     std::vector<Assumption> assumed;    ///< what the source leaves out
     std::vector<std::string> warnings;  ///< of the rules: it ran, so nothing is refused for them
+    bool fits = true;                   ///< by the memory estimate
 };
 
 /// A shipped profile by GPU id; shared, so that hundreds of cases hold one copy.

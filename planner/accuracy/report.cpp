@@ -61,6 +61,9 @@ Json to_json(const Evaluation& evaluation) {
     head["predicted"] = evaluation.rows.size();
     head["with_assumptions"] = assumed;
     head["skipped"] = evaluation.skipped.size();
+    const MemoryVerdicts verdicts = memory_verdicts(evaluation.rows);
+    head["memory_runs"] = verdicts.runs;
+    head["memory_refuses"] = verdicts.refused;
     Json fitted = summary(Judged::fitted);
     fitted.erase("records");
     head["step_times"] = summarize(evaluation.rows, is_step_time).count;

@@ -128,6 +128,16 @@ std::vector<WorstRow> worst_rows(const std::vector<AccuracyRow>& rows, Metric me
     return out;
 }
 
+MemoryVerdicts memory_verdicts(const std::vector<AccuracyRow>& rows) {
+    MemoryVerdicts out;
+    for (const AccuracyRow& row : rows) {
+        if (row.metric != Metric::step_time && row.metric != Metric::step_time_of_rate) continue;
+        ++out.runs;
+        out.refused += row.fits ? 0 : 1;
+    }
+    return out;
+}
+
 Json to_json(const ErrorSummary& summary) {
     Json out = {{"records", summary.count},
                 {"median_error", summary.median},

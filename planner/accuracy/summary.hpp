@@ -33,6 +33,13 @@ std::map<std::string, ErrorSummary> summarize_by(const std::vector<AccuracyRow>&
                                                  const std::string& key,
                                                  Judged judged = Judged::fitted);
 
+/// Whole runs that took place, by their step time or rate, and those of them that the memory
+/// estimate would have refused.
+struct MemoryVerdicts {
+    std::size_t runs = 0, refused = 0;
+};
+MemoryVerdicts memory_verdicts(const std::vector<AccuracyRow>&);
+
 /// Kernels and collectives by kind, variant (of matrix products: their precision) and what was left
 /// out of the profile.
 struct HeldOutSummary {
