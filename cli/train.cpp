@@ -2,6 +2,8 @@
 
 #include "model/train.hpp"
 
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
