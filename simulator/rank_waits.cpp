@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <functional>
 
-#include "simulator/layer_passes.hpp"
+#include "simulator/overlap.hpp"
 
 namespace moeplan {
 

@@ -16,7 +16,7 @@
 #include <span>
 #include <vector>
 
-#include "simulator/step_graph.hpp"
+#include "simulator/job_prices.hpp"
 
 namespace moeplan {
 

@@ -9,7 +9,8 @@
 #include "core/errors.hpp"
 #include "core/text.hpp"
 #include "simulator/collectives/stated_efficiency.hpp"
-#include "simulator/layer_passes.hpp"
+#include "simulator/overlap.hpp"
+#include "simulator/software_state.hpp"
 #include "simulator/step_walk.hpp"
 
 namespace moeplan {

@@ -11,10 +11,10 @@
 #include <utility>
 #include <vector>
 
+#include "simulator/job_prices.hpp"
 #include "simulator/link_graph.hpp"
 #include "simulator/network.hpp"
 #include "simulator/network/group_ways.hpp"
-#include "simulator/step_graph.hpp"
 
 namespace moeplan {
 

@@ -7,6 +7,7 @@
 
 #include "core/seed.hpp"
 #include "model/op_counts.hpp"
+#include "simulator/job_prices.hpp"
 #include "simulator/step_graph.hpp"
 #include "simulator/step_walk.hpp"
 #include "tests/simulator/step/cases.hpp"

@@ -9,6 +9,7 @@
 
 #include "core/data_files.hpp"
 #include "core/errors.hpp"
+#include "simulator/job_prices.hpp"
 #include "simulator/step_graph.hpp"
 #include "simulator/step_walk.hpp"
 #include "tests/simulator/step/cases.hpp"

@@ -1,5 +1,4 @@
-/// Jobs of a step graph, priced from a profile: kernels one after another in two queues, host and
-/// device.
+#include "simulator/job_prices.hpp"
 
 #include <algorithm>
 #include <cassert>
@@ -12,7 +11,6 @@
 #include "profiler/work_floor.hpp"
 #include "simulator/rank_waits.hpp"
 #include "simulator/software_state.hpp"
-#include "simulator/step_graph.hpp"
 #include "simulator/two_queues.hpp"
 
 namespace moeplan {
