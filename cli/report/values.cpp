@@ -40,6 +40,12 @@ std::string spaced(std::string_view key) {
     return out;
 }
 
+std::string capital(std::string words) {
+    if (!words.empty())
+        words[0] = static_cast<char>(std::toupper(static_cast<unsigned char>(words[0])));
+    return words;
+}
+
 std::string percent(double share) { return fmt::format("{:.1f} %", 100 * share); }
 
 std::string value_text(std::string_view key, const JsonReader& at) {

@@ -13,9 +13,12 @@
 namespace moeplan::cli {
 
 constexpr std::size_t kMostPoints = 1500;  ///< of one curve
+constexpr std::size_t kMostRows = 64;  ///< of a table or of bars; a page is to be looked at
 
 /// A key as words, without its unit.
 std::string spaced(std::string_view key);
+/// The first letter as a capital.
+std::string capital(std::string words);
 std::string percent(double share);
 /// A value with the unit that its key names.
 std::string value_text(std::string_view key, const JsonReader& at);
