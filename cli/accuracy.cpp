@@ -150,6 +150,7 @@ void add_accuracy(CLI::App& app, Run& run_later) {
     sub->add_option("--rows", words->rows,
                     "Write one line of CSV a figure, with the parts of the "
                     "step (- = standard output)")
+        ->check(why_not_writable)
         ->type_name("FILE");
     sub->add_option("--max-error", words->max_error,
                     "Exit status 1 if the mean error of step times exceeds this share")

@@ -10,7 +10,7 @@ class App;
 
 namespace moeplan::cli {
 
-/// Exit status of the contract (docs/cli.md).
+/// Exit status of the contract (docs/cli.md); 128 + its number where a signal ended the work.
 enum Exit : int { kDone = 0, kNo = 1, kWrongInput = 2, kMachineLacks = 3 };
 
 /// What to run after parsing; set by the chosen subcommand's callback. Returns the exit status.

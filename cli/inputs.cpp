@@ -107,13 +107,25 @@ void add_layout_flags(CLI::App& app, LayoutInput& input) {
 
 LayoutWords merged_words(const LayoutInput& input) {
     LayoutWords words = input.layout.empty() ? LayoutWords{} : read_layout_words(input.layout);
-    for (const auto& [key, value] : input.words) words[key] = value;
+    for (const auto& [key, value] : input.words) words.replace(key, value);
     return words;
 }
 
 ResolvedLayout read_layout(const LayoutInput& input, const ModelSpec& model,
                            std::optional<int> world_size) {
     return resolve_layout(merged_words(input), model, world_size);
+}
+
+ResolvedLayout read_sound_layout(const LayoutInput& input, const ModelSpec& model,
+                                 std::optional<int> world_size) {
+    const LayoutWords words = merged_words(input);
+    ResolvedLayout out = resolve_layout(words, model, world_size);
+    std::vector<Finding> findings = out.broken;
+    for (Finding& finding : check_layout(model, out.layout, out.schedule, world_size.value_or(0)))
+        findings.push_back(std::move(finding));
+    for (const Finding& finding : findings)
+        if (finding.severity == Severity::broken) throw refusal(finding, words, "layout");
+    return out;
 }
 
 void add_profile_flag(CLI::App& app, std::string& profile) {
@@ -151,9 +163,7 @@ SyntheticRouting synthetic_routing(const std::string& word) {
     SyntheticRouting out;
     out.kind = word.substr(0, colon);
     std::replace(out.kind.begin(), out.kind.end(), '-', '_');
-    const std::vector<std::string> kinds = {
-        "balanced",   "multinomial",      "zipf", "hot", "document_pools",
-        "token_drop", "token_drop_padded"};
+    const std::vector<std::string>& kinds = synthetic_routing_kinds();
     if (std::find(kinds.begin(), kinds.end(), out.kind) == kinds.end())
         throw InputError(
             "--routing", "", "\"" + word + "\"",
@@ -167,6 +177,10 @@ SyntheticRouting synthetic_routing(const std::string& word) {
             throw InputError("--routing", "", "\"" + word + "\"",
                              "a number of 0 or more after the colon, as zipf:1.2");
     }
+    if (colon != std::string::npos && out.kind != "zipf" && out.kind != "hot" &&
+        out.kind != "document_pools")
+        throw InputError("--routing", "", "\"" + word + "\"",
+                         word.substr(0, colon) + " without a number");
     if (out.kind == "hot" && colon != std::string::npos && number < 1)
         throw InputError("--routing", "", "\"" + word + "\"",
                          "a factor of 1 or more over the mean, as hot:3");
@@ -184,10 +198,7 @@ std::variant<SyntheticRouting, std::shared_ptr<const TraceReader>> read_routing(
     return input.routing.empty() ? SyntheticRouting{} : synthetic_routing(input.routing);
 }
 
-namespace {
-
-/// Before the work and not after it: an answer of hours must not be lost to a wrong folder.
-std::string writable(const std::string& file) {
+std::string why_not_writable(const std::string& file) {
     if (file == "-") return {};
     std::error_code error;
     if (std::filesystem::exists(file, error) && !std::filesystem::is_regular_file(file, error) &&
@@ -201,16 +212,14 @@ std::string writable(const std::string& file) {
     }
 }
 
-}  // namespace
-
 void add_output_flags(CLI::App& app, OutputWords& words, bool html) {
     app.add_option("--json", words.json, "Write the whole answer (- = standard output)")
         ->type_name("FILE")
-        ->check(writable);
+        ->check(why_not_writable);
     if (html)
         app.add_option("--html", words.html, "Write one self-contained page")
             ->type_name("FILE")
-            ->check(writable);
+            ->check(why_not_writable);
 }
 
 void write_answer(const OutputWords& words, const Json& answer) {

@@ -45,6 +45,10 @@ struct LayoutInput {
 void add_layout_flags(CLI::App&, LayoutInput&);
 LayoutWords merged_words(const LayoutInput&);
 ResolvedLayout read_layout(const LayoutInput&, const ModelSpec&, std::optional<int> world_size);
+/// For commands that do something with a layout rather than judge it.
+/// @throws InputError  at the first rule that it breaks
+ResolvedLayout read_sound_layout(const LayoutInput&, const ModelSpec&,
+                                 std::optional<int> world_size);
 
 /// --profile NAME|FILE; without it the shipped profile of the cluster's GPU.
 void add_profile_flag(CLI::App&, std::string& profile);
@@ -65,6 +69,9 @@ struct OutputWords {
     bool quiet() const { return json == "-" || html == "-"; }
 };
 void add_output_flags(CLI::App&, OutputWords&, bool html = true);
+/// Before the work and not after it: an answer of hours must not be lost to a wrong folder. A check
+/// of a flag; empty where a file can be written.
+std::string why_not_writable(const std::string& file);
 /// Writes the answer if --json was given, its page if --html was.
 void write_answer(const OutputWords&, const Json& answer);
 

@@ -9,6 +9,7 @@
 #include "cli/command.hpp"
 #include "cli/manual.hpp"
 #include "core/errors.hpp"
+#include "core/stop_signal.hpp"
 #include "core/version.hpp"
 
 namespace moeplan::cli {
@@ -74,8 +75,12 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
     using namespace moeplan;
+    end_cleanly_when_told();
     try {
         return cli::run(argc, argv);
+    } catch (const Stopped& stopped) {
+        std::fprintf(stderr, "moeplan: %s\n", stopped.what());
+        return 128 + stopped.signal;
     } catch (const InputError& error) {
         std::fprintf(stderr, "moeplan: %s\n", error.what());
         return cli::kWrongInput;

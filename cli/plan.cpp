@@ -138,12 +138,15 @@ int run(const Words& words) {
     space.max_coarse = words.max_coarse;
     if (!words.elsewhere.empty()) space.routing_elsewhere = synthetic_routing(words.elsewhere);
 
-    LayoutWords layout = merged_words(words.layout);
-    narrow(space, layout);
+    const LayoutWords given = merged_words(words.layout);
+    LayoutWords layout = given;
+    try {
+        narrow(space, layout);
+    } catch (const InputError& error) {
+        throw at_its_place(error, given);
+    }
     const ResolvedLayout resolved = resolve_layout(layout, base.model, std::nullopt);
-    if (!resolved.broken.empty())
-        throw InputError("--layout", resolved.broken.front().key, resolved.broken.front().value,
-                         resolved.broken.front().detail);
+    if (!resolved.broken.empty()) throw refusal(resolved.broken.front(), layout, "layout");
     base.schedule = resolved.schedule;
     std::vector<std::string> assumed = apply_defaults(space, base);
     if (words.hot_rank_load > 0) space.hot_rank_load = words.hot_rank_load;

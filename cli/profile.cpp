@@ -1,7 +1,6 @@
 /// `moeplan profile`: what this machine can do, measured.
 
 #include <CLI/CLI.hpp>
-#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -17,6 +16,7 @@
 #include "core/errors.hpp"
 #include "core/output_file.hpp"
 #include "core/quantity_text.hpp"
+#include "core/stop_signal.hpp"
 #include "kernels/backend.hpp"
 #include "kernels/communicator.hpp"
 #include "profiler/measure_kernels.hpp"
@@ -38,9 +38,6 @@ struct Words {
     std::string part;  ///< of the hidden worker: where it writes
 };
 
-std::atomic<bool> told_to_stop{false};
-void stop(int) { told_to_stop = true; }
-
 std::string percent(double share) {
     char text[32];
     std::snprintf(text, sizeof text, "%.1f %%", 100 * share);
@@ -51,7 +48,7 @@ std::vector<KernelPoint> points_of(const Words& words) {
     std::vector<KernelPoint> points;
     for (const std::string& name : words.models) {
         const ModelSpec model = load_model(name);
-        const ResolvedLayout resolved = read_layout(words.layout, model, std::nullopt);
+        const ResolvedLayout resolved = read_sound_layout(words.layout, model, std::nullopt);
         for (const KernelPoint& point : points_of_model(model, resolved.layout, resolved.schedule))
             points.push_back(point);
     }
@@ -66,7 +63,7 @@ Bytes working_set_of(const Words& words) {
     if (words.grid) return out;
     for (const std::string& name : words.models) {
         const ModelSpec model = load_model(name);
-        const ResolvedLayout resolved = read_layout(words.layout, model, std::nullopt);
+        const ResolvedLayout resolved = read_sound_layout(words.layout, model, std::nullopt);
         out = std::max(out, working_set_of(model, resolved.layout, resolved.schedule));
     }
     return out;
@@ -75,11 +72,12 @@ Bytes working_set_of(const Words& words) {
 /// Measures in this process and, under mpirun, in all ranks at once. Rank 0 writes, now and then
 /// while it measures: whoever ends the run keeps what there is.
 void measure(const Words& words, const std::string& file) {
-    std::signal(SIGINT, stop);
-    std::signal(SIGTERM, stop);
+    const StopAwaited awaited(SIGUSR1);
     const DeviceName device = device_from("--device", words.device);
     const Backend& backend = backend_for(device.device, device.ordinal);
     const Communicator ranks = world_communicator();
+    std::optional<UninterruptedThread> uninterrupted;
+    if (ranks.size() > 1) uninterrupted.emplace(SIGUSR1);
     ProgressBar bar("profile");
     MeasureOptions options;
     options.seed = {words.seed};
@@ -87,8 +85,9 @@ void measure(const Words& words, const std::string& file) {
     const bool links = words.links && ranks.size() > 1;
     options.budget = {words.seconds * (links ? 5.0 / 6 : 1)};
     options.working_set = working_set_of(words);
-    options.stop = &told_to_stop;
+    options.stop = &told_to_stop();
     options.progress = [&](double done, std::string_view doing) {
+        stop_signal();  // sets what `stop` reads, also where signals wait
         bar.show(links ? done * 5 / 6 : done, doing);
     };
     options.keep = [&](const Profile& so_far) { write_whole(file, to_file_text(to_json(so_far))); };
@@ -104,8 +103,9 @@ void measure(const Words& words, const std::string& file) {
     if (links) {
         LinkOptions link_options;
         link_options.budget = {words.seconds / 6};
-        link_options.stop = &told_to_stop;
+        link_options.stop = &told_to_stop();
         link_options.progress = [&](double done, std::string_view doing) {
+            stop_signal();
             bar.show(5.0 / 6 + done / 6, doing);
         };
         const std::vector<LinkCurve> curves = measure_links(backend, ranks, link_options);
@@ -116,13 +116,13 @@ void measure(const Words& words, const std::string& file) {
             profile.links.push_back(curve);
         }
     }
-    if (with_stretches && !(ranks.all_reduce_max(told_to_stop ? 1 : 0) > 0)) {
+    if (with_stretches && !(ranks.all_reduce_max(told_to_stop() ? 1 : 0) > 0)) {
         stretches.go_on(part);
         StretchCurve curve = stretches.curve();
         if (!curve.rows.empty()) profile.stretches = std::move(curve);
     }
     if (ranks.rank() == 0) {
-        profile.conditions["cut_short"] = told_to_stop ? "yes" : "no";
+        profile.conditions["cut_short"] = told_to_stop() ? "yes" : "no";
         write_whole(file, to_file_text(to_json(profile)));
     }
 }
@@ -167,6 +167,7 @@ void measure_in_ranks(const Words& words, const std::string& file) {
     const auto before = written(file);
     ChildOptions options;
     options.environment = mpirun_environment();
+    options.told_by = SIGUSR1;
     options.poll = [&] {
         const double spent =
             std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -174,7 +175,13 @@ void measure_in_ranks(const Words& words, const std::string& file) {
                  std::to_string(words.ranks) + " ranks at once");
         return true;
     };
-    const ChildResult result = run_child(mpirun_words(words.ranks, command), options);
+    ChildResult result;
+    try {
+        result = run_child(mpirun_words(words.ranks, command), options);
+    } catch (const Stopped&) {
+        if (written(file) == before) throw;  // there is nothing to show
+        return;
+    }
     if (result.status == 0) return;
     if (written(file) != before) {
         std::fprintf(stderr, "moeplan: profile: cut short (status %d), kept what was measured\n",
@@ -264,6 +271,15 @@ int run_profile(Words& words) {
                                       {"p90_error", error.p90}});
     write_answer(words.output, answer);
     if (!words.output.quiet()) print_answer(profile, errors, words.out);
+    if (stop_signal() != 0) {
+        std::size_t points = 0;
+        for (const KernelCurve& curve : profile.kernels) points += curve.rows.size();
+        std::fprintf(stderr,
+                     "moeplan: profile: stopped by %s; kept: %zu points in %s; go on with the same "
+                     "command and --continue\n",
+                     signal_name(stop_signal()).c_str(), points, words.out.c_str());
+        return 128 + stop_signal();
+    }
     return kDone;
 }
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -24,6 +25,7 @@
 #include "core/errors.hpp"
 #include "core/output_file.hpp"
 #include "core/quantity_text.hpp"
+#include "core/stop_signal.hpp"
 #include "core/text.hpp"
 #include "model/text/prepare.hpp"
 #include "traces/fit.hpp"
@@ -144,7 +146,10 @@ void Quickstart::moeplan(const std::string& part, std::vector<std::string> words
     const auto begin = Clock::now();
     ChildOptions options;
     options.log = log;
-    if (ranks > 1) options.environment = mpirun_environment();
+    if (ranks > 1) {
+        options.environment = mpirun_environment();
+        options.told_by = SIGUSR1;
+    }
     options.poll = [&] {
         const double spent = std::chrono::duration<double>(Clock::now() - begin).count();
         show(part, 1 - std::exp(-1.5 * spent / expected), doing ? doing() : typed_.back());
@@ -418,6 +423,12 @@ void add_quickstart(CLI::App& app, Run& run) {
         run = [] {
             try {
                 return Quickstart(options).run();
+            } catch (const Stopped& stopped) {
+                std::fprintf(stderr,
+                             "moeplan: quickstart: %s; what is finished stays in %s, and the same "
+                             "command begins anew there\n",
+                             stopped.what(), options.out.c_str());
+                return 128 + stopped.signal;
             } catch (const PartFailed& failed) {
                 std::fprintf(stderr, "%s\n", failed.message.c_str());
                 return failed.status;

@@ -268,7 +268,8 @@ void add_simulate(CLI::App& app, Run& run) {
                      "A link with FACTOR of its bandwidth (names: `cluster show`)")
         ->type_name("LINK:FACTOR");
     command->add_option("--timeline", words->timeline, "Write a Chrome trace, for Perfetto")
-        ->type_name("FILE");
+        ->type_name("FILE")
+        ->check(why_not_writable);
     command->add_option("--compare", words->compare, "Two reports, field by field")
         ->expected(2)
         ->type_name("A B");

@@ -44,7 +44,9 @@ void add_trace_import(CLI::App& app, Run& run) {
         ->check(CLI::NonNegativeNumber);
     sub->add_option("--model-name", model, "name written into the trace");
     add_output_flags(*sub, output, false);
-    sub->footer("Example: moeplan trace export build/quickstart/top_k.trace.h5 --steps 1 --out routing.jsonl && moeplan trace import routing.jsonl --experts 32 --out routing.h5");
+    sub->footer(
+        "Example: moeplan trace export build/quickstart/top_k.trace.h5 --steps 1 --out "
+        "routing.jsonl && moeplan trace import routing.jsonl --experts 32 --out routing.h5");
     sub->callback([&run] {
         run = [] {
             std::filesystem::path target = out;
@@ -203,6 +205,12 @@ void add_trace_synthesize(CLI::App& app, Run& run) {
                                          "a number of 0 or more after the colon, as zipf:1.2");
                     }
                 }
+                if (number >= 0 && (law.kind == "balanced" || law.kind == "multinomial"))
+                    throw InputError("--routing", "", "\"" + routing + "\"",
+                                     law.kind + " without a number");
+                if (law.kind == "hot" && number >= 0 && number < 1)
+                    throw InputError("--routing", "", "\"" + routing + "\"",
+                                     "a factor of 1 or more over the mean, as hot:3");
                 if (law.kind == "zipf") law.exponent = number < 0 ? 1 : number;
                 if (law.kind == "hot") law.exponent = number < 0 ? 3 : number;
                 if (law.kind == "document_dirichlet" || law.kind == "document_pools")

@@ -6,10 +6,13 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <atomic>
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -18,6 +21,7 @@
 #include "core/errors.hpp"
 #include "core/output_file.hpp"
 #include "core/quantity_text.hpp"
+#include "core/stop_signal.hpp"
 #include "core/text.hpp"
 #include "model/expert_subsets.hpp"
 #include "model/text/prepare.hpp"
@@ -38,17 +42,14 @@ struct Words {
     std::uint64_t seed = 0;
 };
 
-std::atomic<bool> asked_to_stop{false};
-
-/// Ends with the step that runs, and writes the checkpoint.
-void stop_after_this_step(int) { asked_to_stop = true; }
-
 /// Lines of JSON to a file while it grows (a run can be watched), or to standard output.
 class Lines {
   public:
-    explicit Lines(const std::string& file) : file_(file) {
+    /// @param first_step  lines of steps before it stay: those of the run that is gone on with
+    Lines(const std::string& file, int first_step) : file_(file) {
         if (file.empty() || file == "-") return;
-        stream_ = std::fopen(file.c_str(), "w");
+        const bool kept = first_step > 0 && keep_lines_before(file, first_step);
+        stream_ = std::fopen(file.c_str(), kept ? "a" : "w");
         if (!stream_) throw InputError("--out", "", file, "a file that can be written");
     }
     ~Lines() {
@@ -56,12 +57,30 @@ class Lines {
     }
     void write(const Json& line) {
         std::FILE* to = stream_ ? stream_ : stdout;
-        std::fputs((line.dump() + "\n").c_str(), to);
-        std::fflush(to);
+        if (std::fputs((line.dump() + "\n").c_str(), to) < 0 || std::fflush(to) != 0)
+            throw InputError(stream_ ? file_ : "standard output", "", "",
+                             std::string("room to write (") + std::strerror(errno) + ")");
     }
     bool on_standard_output() const { return stream_ == nullptr; }
 
   private:
+    /// Whether there were any.
+    static bool keep_lines_before(const std::string& file, int first_step) {
+        std::error_code error;
+        if (!std::filesystem::is_regular_file(file, error)) return false;
+        std::ifstream in(file);
+        std::string kept, line;
+        while (std::getline(in, line)) {
+            const Json step = Json::parse(line, nullptr, false);
+            if (step.is_object() && step.contains("step") && step["step"].is_number_integer() &&
+                step["step"].get<long long>() < first_step)
+                kept += line + "\n";
+        }
+        in.close();
+        if (!kept.empty()) write_whole(file, kept);
+        return !kept.empty();
+    }
+
     std::string file_;
     std::FILE* stream_ = nullptr;
 };
@@ -84,9 +103,7 @@ void read_layout_of_run(const Words& words, const ModelSpec& model, int ranks,
     if (!given.contains("global_batch"))
         given["global_batch"] = std::to_string(std::max(8, 4 * ranks));
     const ResolvedLayout resolved = resolve_layout(given, model, ranks);
-    if (!resolved.broken.empty())
-        throw InputError("layout", resolved.broken.front().rule, "",
-                         resolved.broken.front().detail);
+    if (!resolved.broken.empty()) throw refusal(resolved.broken.front(), given, "layout");
     if (resolved.schedule.precision != Precision::fp32 &&
         resolved.schedule.precision != Precision::bf16)
         throw InputError("--precision", "", std::string(name_of(resolved.schedule.precision)),
@@ -95,6 +112,14 @@ void read_layout_of_run(const Words& words, const ModelSpec& model, int ranks,
         resolved.schedule.precision == Precision::bf16 ? NumberFormat::bf16 : NumberFormat::f32;
     options.layout = resolved.layout;
     options.schedule = resolved.schedule;
+}
+
+/// What a run does not show before it is too late.
+void print_warnings(const TrainOptions& options, int ranks) {
+    for (const Finding& finding :
+         check_layout(options.model, options.layout, options.schedule, ranks))
+        if (finding.severity == Severity::warning && finding.rule == "balance_coefficient")
+            std::fprintf(stderr, "moeplan: warning: %s\n", finding.detail.c_str());
 }
 
 /// One rank, one GPU: a node's ranks take its GPUs in order from the one named, unless the launcher
@@ -119,12 +144,11 @@ void print_summary(const Words& words, const TrainResult& result) {
     const StepRecord &first = result.steps.front(), &last = result.steps.back();
     std::fprintf(stderr,
                  "%s: step %d loss %.4f → step %d loss %.4f (%+.2f nats), %.0f tokens/s on %d "
-                 "rank%s, peak %s of the fullest rank (memory model: %s)%s\n",
+                 "rank%s, peak %s of the fullest rank (memory model: %s)\n",
                  words.model.model.c_str(), first.step, first.loss, last.step, last.loss,
                  last.loss - first.loss, last.tokens_per_second, result.world_size,
                  result.world_size == 1 ? "" : "s", to_text(fullest(result.peak_memory)).c_str(),
-                 to_text(fullest(result.modelled_memory)).c_str(),
-                 result.stopped ? "; stopped when asked to" : "");
+                 to_text(fullest(result.modelled_memory)).c_str());
     if (!result.exchange.empty())
         std::fprintf(stderr, "between GPUs: %s\n", result.exchange.c_str());
     if (result.stretches.recorded > 0)
@@ -143,6 +167,21 @@ void print_summary(const Words& words, const TrainResult& result) {
             std::fprintf(stderr, " %.2f", imbalance);
         std::fprintf(stderr, "\n");
     }
+}
+
+/// One line for whoever ended the run: what there is, and how to go on.
+std::string what_is_kept(const Words& words, int done, int signal) {
+    std::vector<std::string> kept;
+    if (!words.out.empty() && words.out != "-") kept.push_back("its lines in " + words.out);
+    if (!words.trace.empty()) kept.push_back("routing in " + words.trace);
+    if (!words.checkpoint.empty())
+        kept.push_back("a checkpoint in " + words.checkpoint +
+                       "; go on with the same command and --continue");
+    std::string out = "stopped by " + signal_name(signal) + " after " + std::to_string(done) +
+                      " of " + std::to_string(words.train.steps) + " steps";
+    if (!kept.empty()) out += "; kept: " + join(kept, ", ");
+    if (words.checkpoint.empty()) out += "; without --checkpoint DIR a run begins anew";
+    return out;
 }
 
 Json answer_of(const TrainResult& result) {
@@ -285,21 +324,39 @@ int run_training(Words& words, Communicator& world) {
         return kDone;
     }
 
+    if (world.rank() == 0) print_warnings(options, world.size());
     // Only once nothing is wrong with the words does a file appear.
     std::unique_ptr<Lines> lines;
     TrainCallbacks callbacks;
-    std::signal(SIGTERM, stop_after_this_step);
-    std::signal(SIGINT, stop_after_this_step);
-    callbacks.stop = [] { return asked_to_stop.load(); };
+    // Ends with the step that runs, and writes the checkpoint. Launchers hand SIGUSR1 on to ranks.
+    const StopAwaited awaited(SIGUSR1);
+    std::optional<UninterruptedThread> uninterrupted;
+    if (world.size() > 1) uninterrupted.emplace(SIGUSR1);
+    callbacks.stop = [] { return stop_signal() != 0; };
     callbacks.on_step = [&](const StepRecord& step) {
-        if (!lines) lines = std::make_unique<Lines>(words.out);
+        if (!lines) lines = std::make_unique<Lines>(words.out, options.resume ? step.step : 0);
         if (words.json != "-" || !lines->on_standard_output()) lines->write(to_json(step));
     };
     const TrainResult result = train(options, world, callbacks);
     if (world.rank() != 0) return kDone;
     if (!words.json.empty()) write_whole(words.json, to_file_text(answer_of(result)));
     print_summary(words, result);
-    return kDone;
+    const int done = result.first_step + static_cast<int>(result.steps.size());
+    if (!result.stopped || done >= options.steps) return kDone;
+    // Another rank may have been told, and this one not.
+    const int signal = stop_signal() != 0 ? stop_signal() : SIGTERM;
+    std::fprintf(stderr, "moeplan: train: %s\n", what_is_kept(words, done, signal).c_str());
+    return 128 + signal;
+}
+
+/// What a layout file says wrong is told at its place there.
+int run_with_places(Words& words, Communicator& world) {
+    try {
+        return run_training(words, world);
+    } catch (const InputError& error) {
+        if (words.layout.layout.empty()) throw;
+        throw at_its_place(error, merged_words(words.layout));
+    }
 }
 
 }  // namespace
@@ -370,15 +427,17 @@ void add_train(CLI::App& app, Run& run) {
                     "probability), greedy (likewise, layer by layer), easy-ep")
         ->check(CLI::IsMember({"routing", "greedy", "easy-ep"}))
         ->capture_default_str();
-    sub->add_option("--gate-scaling", words.gate_scaling,
-                    "gates from a softmax over the experts kept, or over all (unpruned), as trained")
+    sub->add_option(
+           "--gate-scaling", words.gate_scaling,
+           "gates from a softmax over the experts kept, or over all (unpruned), as trained")
         ->check(CLI::IsMember({"kept", "unpruned"}))
         ->capture_default_str();
     sub->add_option("--select-sequences", words.subset.selection_sequences,
                     "held-out sequences of a domain that choose; as many others test")
         ->check(CLI::Range(1, 4096))
         ->capture_default_str();
-    sub->add_option("--json", words.json, "the whole answer as JSON there; -: standard output");
+    sub->add_option("--json", words.json, "the whole answer as JSON there; -: standard output")
+        ->check(why_not_writable);
     add_seed_flag(*sub, words.seed);
     sub->footer("Example: moeplan train --model tiny-top-k --data synthetic --steps 5");
     sub->callback([&run] {
@@ -386,7 +445,7 @@ void add_train(CLI::App& app, Run& run) {
             Communicator world = world_communicator();
             if (world.size() == 1) {
                 try {
-                    return run_training(words, world);
+                    return run_with_places(words, world);
                 } catch (const Diverged& error) {
                     std::fprintf(stderr, "moeplan: %s\n", error.what());
                     return static_cast<int>(kMachineLacks);
@@ -394,7 +453,7 @@ void add_train(CLI::App& app, Run& run) {
             }
             // What goes wrong on one rank ends all of them: the others would wait for it for ever.
             try {
-                return run_training(words, world);
+                return run_with_places(words, world);
             } catch (const InputError& error) {
                 if (world.rank() == 0) std::fprintf(stderr, "moeplan: %s\n", error.what());
                 world.abort(kWrongInput);

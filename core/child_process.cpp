@@ -8,13 +8,14 @@
 #include <unistd.h>
 
 #include <array>
-#include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <thread>
 
 #include "core/errors.hpp"
+#include "core/stop_signal.hpp"
 #include "core/text.hpp"
 
 extern char** environ;
@@ -24,39 +25,19 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::atomic<pid_t> running_child{
-    0};  // of the latest run; its whole process group is told when we are told
+constexpr std::chrono::seconds kPatience{60};  ///< for a child that was told to stop
 
-void pass_on(int signal) {
-    const pid_t child = running_child.load();
-    if (child > 0) kill(-child, signal);
-    // Then die of the signal ourselves, as whoever sent it expects.
-    struct sigaction plain {};
-    plain.sa_handler = SIG_DFL;
-    sigaction(signal, &plain, nullptr);
-    raise(signal);
-}
-
-/// While it lives, SIGINT and SIGTERM reach the child's process group too.
-class PassSignals {
+/// Its group ends with this object, however the work is left: grandchildren and what did not stop.
+class GroupEnd {
   public:
-    PassSignals() {
-        struct sigaction ours {};
-        ours.sa_handler = pass_on;
-        sigemptyset(&ours.sa_mask);
-        sigaction(SIGINT, &ours, &before_[0]);
-        sigaction(SIGTERM, &ours, &before_[1]);
-    }
-    ~PassSignals() {
-        running_child = 0;
-        sigaction(SIGINT, &before_[0], nullptr);
-        sigaction(SIGTERM, &before_[1], nullptr);
-    }
-    PassSignals(const PassSignals&) = delete;
-    PassSignals& operator=(const PassSignals&) = delete;
+    explicit GroupEnd(pid_t child) : child_(child), told_too_(child) {}
+    GroupEnd(const GroupEnd&) = delete;
+    GroupEnd& operator=(const GroupEnd&) = delete;
+    ~GroupEnd() { kill(-child_, SIGTERM); }
 
   private:
-    struct sigaction before_[2];
+    pid_t child_;
+    ToldToo told_too_;
 };
 
 bool removed(const std::string& name, const std::vector<std::string>& patterns) {
@@ -151,7 +132,7 @@ ChildResult run_child(const std::vector<std::string>& words, const ChildOptions&
     posix_spawnattr_setpgroup(&attributes, 0);
 
     std::vector<std::string> arguments = words, environment = environment_of(options);
-    const PassSignals signals;
+    const StopAwaited awaited;
     pid_t child = 0;
     const int failed = posix_spawn(&child, program->c_str(), &actions, &attributes,
                                    pointers(arguments).data(), pointers(environment).data());
@@ -160,7 +141,7 @@ ChildResult run_child(const std::vector<std::string>& words, const ChildOptions&
     if (failed != 0)
         throw EnvironmentError(program->string() +
                                " could not be started: " + std::strerror(failed));
-    running_child = child;
+    const GroupEnd group(child);
     input.close_read();
     output.close_write();
     error.close_write();
@@ -172,7 +153,8 @@ ChildResult run_child(const std::vector<std::string>& words, const ChildOptions&
         input.close_write();
     else
         fcntl(input.write, F_SETFL, O_NONBLOCK);
-    bool exited = false, ended_by_us = false;
+    bool exited = false, ended_by_us = false, told = false, killed = false;
+    std::chrono::steady_clock::time_point told_at;
     int status = 0;
     while (!exited || output.read >= 0 || error.read >= 0) {
         std::array<pollfd, 3> wait{};
@@ -202,14 +184,24 @@ ChildResult run_child(const std::vector<std::string>& words, const ChildOptions&
         if (!exited && waitpid(child, &status, WNOHANG) == child) {
             exited = true;
             input.close_write();
-            if (options.log) break;
+            if (options.log || told) break;
+        }
+        // The child may have something to finish and to keep; it need not.
+        if (!exited && !told && stop_signal() != 0) {
+            kill(-child, options.told_by != 0 ? options.told_by : stop_signal());
+            told = true;
+            told_at = std::chrono::steady_clock::now();
+        }
+        if (told && !killed && std::chrono::steady_clock::now() - told_at > kPatience) {
+            kill(-child, SIGKILL);
+            killed = true;
         }
         if (!exited && !ended_by_us && options.poll && !options.poll()) {
             kill(-child, SIGTERM);
             ended_by_us = true;
         }
     }
-    kill(-child, SIGTERM);  // whatever of its group is still there
+    if (stop_signal() != 0) throw Stopped(stop_signal());
     result.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
     return result;
 }
@@ -218,7 +210,8 @@ std::vector<std::string> mpirun_words(int num_ranks, const std::vector<std::stri
     if (!find_program("mpirun"))
         throw EnvironmentError("mpirun was not found; Debian: apt-get install openmpi-bin");
     std::vector<std::string> out = {"mpirun", "-n", std::to_string(num_ranks), "--oversubscribe"};
-    // The scheduler places ranks better than fixed cores where other jobs, containers or hyper-threads are about.
+    // The scheduler places ranks better than fixed cores where other jobs, containers or
+    // hyper-threads are about.
     for (const char* word : {"--bind-to", "none"}) out.emplace_back(word);
     if (static_cast<unsigned>(num_ranks) > std::max(1u, std::thread::hardware_concurrency()))
         for (const char* word : {"--mca", "mpi_yield_when_idle", "1"}) out.emplace_back(word);

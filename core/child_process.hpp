@@ -15,7 +15,9 @@ struct ChildOptions {
     std::map<std::string, std::string> environment;  ///< set on top of ours
     std::vector<std::string> remove_environment;  ///< names, or prefixes that end in "*" ("OMPI_*")
     std::optional<std::filesystem::path>
-        log;                     ///< standard output and error go there; absent: both are returned
+        log;          ///< standard output and error go there; absent: both are returned
+    int told_by = 0;  ///< signal that tells the child to stop when we are told; 0: the same. mpirun
+                      ///< hands SIGUSR1 on to its ranks and waits; after SIGTERM it kills them
     std::function<bool()> poll;  ///< called some ten times a second; false ends the child
 };
 
@@ -24,9 +26,9 @@ struct ChildResult {
     std::string output, error;  ///< unless logged
 };
 
-/// Runs a program (looked up on the PATH) and waits. If this process is told to stop (SIGINT,
-/// SIGTERM), the child and its children are told too.
-/// @throws EnvironmentError if it cannot be started
+/// Runs a program (looked up on the PATH) and waits. If this process is told to stop
+/// (core/stop_signal.hpp), the child and its children are told too, and are waited for.
+/// @throws EnvironmentError if it cannot be started; Stopped if we were told to stop
 ChildResult run_child(const std::vector<std::string>& words, const ChildOptions& options = {});
 
 /// Full path of a program on the PATH.

@@ -1,17 +1,75 @@
 #include "core/output_file.hpp"
 
+#include <signal.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <mutex>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "core/errors.hpp"
 
 namespace moeplan {
 namespace fs = std::filesystem;
+namespace {
+
+constexpr std::string_view kPart = ".part";
+constexpr std::string_view kScratch = "moeplan-run.";
+
+/// "host.1234": whose it is. Folders may be shared between machines.
+std::string owner() {
+    char host[256] = {};
+    gethostname(host, sizeof host - 1);
+    return std::string(host) + "." + std::to_string(getpid());
+}
+
+/// Whether a name ends in an owner of this machine that is no more.
+bool is_left_behind(std::string_view name) {
+    const auto dot = name.rfind('.');
+    if (dot == std::string_view::npos) return false;
+    const std::string_view digits = name.substr(dot + 1);
+    if (digits.empty() || digits.size() > 9 ||
+        digits.find_first_not_of("0123456789") != std::string_view::npos)
+        return false;
+    char host[256] = {};
+    gethostname(host, sizeof host - 1);
+    const std::string_view before = name.substr(0, dot), here = host;
+    if (!before.ends_with(here) || before.size() <= here.size() ||
+        before[before.size() - here.size() - 1] != '.')
+        return false;
+    const pid_t process = std::atoi(std::string(digits).c_str());
+    return process > 0 && kill(process, 0) != 0 && errno == ESRCH;
+}
+
+/// Files that a killed program was writing here, as `.answer.json.host.1234.part`.
+void remove_left_behind(const fs::path& folder) {
+    std::error_code error;
+    for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
+        const std::string name = at->path().filename().string();
+        std::error_code ignored;
+        if (name.starts_with('.') && name.ends_with(kPart) &&
+            is_left_behind(std::string_view(name).substr(0, name.size() - kPart.size())))
+            fs::remove(at->path(), ignored);
+    }
+}
+
+/// Once a folder and process is enough.
+bool is_new(const fs::path& folder) {
+    static std::mutex mutex;
+    static std::set<fs::path> seen;
+    const std::lock_guard lock(mutex);
+    return seen.insert(folder).second;
+}
+
+}  // namespace
 
 PendingFile::PendingFile(fs::path target) : target_(std::move(target)) {
     std::error_code error;
@@ -32,8 +90,9 @@ PendingFile::PendingFile(fs::path target) : target_(std::move(target)) {
         throw InputError(
             target_.string(), "", "",
             "a folder that can be written (" + std::string(std::strerror(errno)) + ")");
-    temporary_ =
-        folder / ("." + target_.filename().string() + "." + std::to_string(getpid()) + ".part");
+    if (is_new(folder)) remove_left_behind(folder);
+    temporary_ = folder / ("." + target_.filename().string() + "." + owner() + std::string(kPart));
+    removed_when_told_.emplace(temporary_);
 }
 
 PendingFile::~PendingFile() {
@@ -46,6 +105,31 @@ void PendingFile::keep() {
         throw InputError(target_.string(), "", "",
                          "a file that can be replaced (" + std::string(std::strerror(errno)) + ")");
     kept_ = true;
+}
+
+ScratchFolder::ScratchFolder() {
+    const fs::path folder = fs::temp_directory_path();
+    std::error_code error;
+    for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
+        // moeplan-run.0.host.1234
+        const std::string name = at->path().filename().string();
+        std::error_code ignored;
+        if (name.starts_with(kScratch) && is_left_behind(name)) fs::remove_all(at->path(), ignored);
+    }
+    static std::atomic<int> count{0};
+    int failed = 0;
+    do {  // an earlier process of the same number, of another user perhaps, may have left one
+        path_ = folder / (std::string(kScratch) + std::to_string(count++) + "." + owner());
+        failed = mkdir(path_.c_str(), 0700);
+    } while (failed != 0 && errno == EEXIST && count < 1000);
+    if (failed != 0)
+        throw EnvironmentError("no temporary folder under " + folder.string() + " (" +
+                               std::strerror(errno) + "): set TMPDIR to a writable one");
+}
+
+ScratchFolder::~ScratchFolder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
 }
 
 void write_whole(const fs::path& file, std::string_view content) {

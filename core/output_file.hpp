@@ -2,7 +2,10 @@
 /// Files that appear whole or not at all.
 
 #include <filesystem>
+#include <optional>
 #include <string_view>
+
+#include "core/stop_signal.hpp"
 
 namespace moeplan {
 
@@ -11,7 +14,8 @@ namespace moeplan {
 void write_whole(const std::filesystem::path& file, std::string_view content);
 
 /// For writers of other libraries (HDF5): write to `temporary()`, then `keep()`. Unkept files
-/// vanish with the object.
+/// vanish with the object, and with a signal that ends the program. What a killed program left in
+/// the folder is removed.
 class PendingFile {
   public:
     explicit PendingFile(
@@ -25,7 +29,22 @@ class PendingFile {
 
   private:
     std::filesystem::path target_, temporary_;
+    std::optional<RemovedWhenTold> removed_when_told_;
     bool kept_ = false;
+};
+
+/// A folder under the temporary one, which goes away with the object. What killed programs left
+/// there goes too.
+class ScratchFolder {
+  public:
+    ScratchFolder();  ///< @throws EnvironmentError if there is no room for one
+    ScratchFolder(const ScratchFolder&) = delete;
+    ScratchFolder& operator=(const ScratchFolder&) = delete;
+    ~ScratchFolder();
+    const std::filesystem::path& path() const { return path_; }
+
+  private:
+    std::filesystem::path path_;
 };
 
 }  // namespace moeplan

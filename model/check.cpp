@@ -3,6 +3,7 @@
 #include "model/check.hpp"
 
 #include <algorithm>
+#include <cstdio>
 #include <numeric>
 
 #include "core/text.hpp"
@@ -13,7 +14,18 @@
 namespace moeplan {
 namespace {
 
+/// Of the balance loss that is 1 at uniform counts.
+/// @source Switch (2101.03961) and MH-MoE (2404.15045), table 10
+constexpr double kCommonBalance = 0.01;
+
 std::string text(long long value) { return std::to_string(value); }
+
+/// Three figures of a number, for people.
+std::string short_text(double value) {
+    char out[32];
+    std::snprintf(out, sizeof out, "%.3g", value);
+    return out;
+}
 
 std::vector<int> divisors(int value) {
     std::vector<int> out;
@@ -463,6 +475,23 @@ class Check {
                  "sub-tokens of width " + text(model_.hidden_size / moe->num_moe_heads) +
                      ": MH-MoE lost quality below 128",
                  "num_moe_heads", text(moe->num_moe_heads));
+        // GShard's loss, (1/E)·Σ f·P, is 1/E² of E·Σ f·P, which the others take: a coefficient means
+        // as much less (docs/training.md). Switch's is 1e-2; a tenth of it is worth a word.
+        const double experts = moe->num_experts, squared = experts * experts;
+        if (moe->routing.starts_with("gshard") && moe->balance_coefficient > 0 &&
+            moe->balance_coefficient / squared < kCommonBalance / 10) {
+            Finding& finding =
+                warn("balance_coefficient",
+                     "GShard's balance loss is 1/E² of the other routings': with " +
+                         text(moe->num_experts) + " experts " +
+                         exact_text(moe->balance_coefficient) + " weighs as " +
+                         short_text(moe->balance_coefficient / squared) +
+                         " does there, where 0.01 is common; " +
+                         short_text(kCommonBalance * squared) + " here would equal that",
+                     "balance_coefficient", exact_text(moe->balance_coefficient));
+            finding.figures["equivalent"] = moe->balance_coefficient / squared;
+            finding.figures["common_here"] = kCommonBalance * squared;
+        }
         if (moe->pool && (layout_.tensor_parallel_size > 1 || layout_.context_parallel_size > 1))
             warn("document_pool",
                  "document pools under TP or CP: the published EMO code refuses this; a document's "

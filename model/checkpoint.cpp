@@ -208,6 +208,17 @@ std::vector<double> read_piece(const Shard& shard, const std::string& name,
     return out;
 }
 
+/// What a run left that was killed while it wrote: only one run writes in a folder at a time.
+void remove_unfinished(const fs::path& folder) {
+    std::vector<fs::path> found;
+    std::error_code error;
+    for (const auto& entry : fs::directory_iterator(folder, error)) {
+        const std::string name = entry.path().filename().string();
+        if (name.starts_with(".step-") && name.ends_with(".writing")) found.push_back(entry.path());
+    }
+    for (const fs::path& unfinished : found) fs::remove_all(unfinished, error);
+}
+
 }  // namespace
 
 void save_checkpoint(const fs::path& folder, const CheckpointState& state, Runtime& rt,
@@ -218,7 +229,7 @@ void save_checkpoint(const fs::path& folder, const CheckpointState& state, Runti
     if (world.rank() == 0) {
         std::error_code error;
         fs::create_directories(folder, error);
-        fs::remove_all(pending, error);
+        remove_unfinished(folder);
         fs::create_directories(pending, error);
         if (error) fault = error.message();
     }

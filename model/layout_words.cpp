@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -78,7 +79,13 @@ class Words {
 std::string text_of(const JsonReader& json) {
     if (json.is_bool()) return json.boolean() ? "true" : "false";
     if (json.is_string()) return json.text();
-    if (json.is_number()) return std::to_string(json.integer(-1, 1LL << 40));
+    // What is no whole number is refused later, by the word it is given for.
+    if (json.is_number()) {
+        const double value = json.number();
+        return value == std::floor(value) && std::abs(value) < 1e15
+                   ? std::to_string(static_cast<long long>(value))
+                   : json.value().dump();
+    }
     if (json.is_array()) {
         std::vector<std::string> parts;
         for (const JsonReader& item : json.items()) parts.push_back(text_of(item));
@@ -87,7 +94,45 @@ std::string text_of(const JsonReader& json) {
     json.fail("a number, a text, true or false, or a list");
 }
 
-void take_members(const JsonReader& json, LayoutWords& out) {
+void assume(ResolvedLayout& out, const std::string& key, const std::string& value,
+            const std::string& why) {
+    out.assumed.push_back({.severity = Severity::assumption,
+                           .rule = "assumed_" + key,
+                           .detail = why,
+                           .key = key,
+                           .value = value});
+}
+
+/// The key of a flag as messages have it: "--micro-batch" → "micro_batch".
+std::string key_of(const std::string& flag) {
+    if (!flag.starts_with("--")) return {};
+    std::string out = flag.substr(2);
+    std::replace(out.begin(), out.end(), '-', '_');
+    return out;
+}
+
+}  // namespace
+
+void LayoutWords::replace(const std::string& key, const std::string& value) {
+    (*this)[key] = value;
+    places.erase(key);
+}
+
+InputError at_its_place(const InputError& error, const LayoutWords& words) {
+    const auto place = words.places.find(key_of(error.file));
+    if (place == words.places.end() || !error.field.empty()) return error;
+    return InputError(place->second.file, place->second.pointer, error.value, error.expected);
+}
+
+InputError refusal(const Finding& finding, const LayoutWords& words, const std::string& otherwise) {
+    std::string expected = "another layout: " + finding.detail;
+    if (!finding.nearest.empty()) expected += " (would do: " + join(finding.nearest, ", ") + ")";
+    const auto word = words.find(finding.key);
+    if (word == words.end()) return InputError(otherwise, finding.rule, finding.value, expected);
+    return at_its_place(InputError(flag_of(finding.key), "", word->second, expected), words);
+}
+
+void add_layout_words(const JsonReader& json, LayoutWords& out) {
     std::vector<std::string> known;
     for (const auto& flag : layout_flags()) known.push_back(flag.key);
     for (const auto& [key, value] : json.members()) {
@@ -100,20 +145,13 @@ void take_members(const JsonReader& json, LayoutWords& out) {
                 json.file(), json.pointer() + "/" + key, "an unknown key",
                 near.empty() ? "one of " + join(known, ", ") : "\"" + near + "\" perhaps");
         }
-        out[key] = text_of(value);
+        const std::string text = text_of(value);
+        if (const auto before = out.find(key); before != out.end() && before->second != text)
+            value.fail("\"" + before->second + "\", which " + out.places[key].pointer + " says");
+        out[key] = text;
+        out.places[key] = {json.file(), value.pointer()};
     }
 }
-
-void assume(ResolvedLayout& out, const std::string& key, const std::string& value,
-            const std::string& why) {
-    out.assumed.push_back({.severity = Severity::assumption,
-                           .rule = "assumed_" + key,
-                           .detail = why,
-                           .key = key,
-                           .value = value});
-}
-
-}  // namespace
 
 const std::vector<LayoutFlag>& layout_flags() {
     static const std::vector<LayoutFlag> flags = {
@@ -147,8 +185,9 @@ const std::vector<LayoutFlag>& layout_flags() {
          true},
         {"overlap_shared_experts", "overlap dispatch and combine with the shared experts' compute",
          true},
-        {"communication_sms", "SMs that an exchange takes from kernels beside it (silent: as the "
-                              "software does)"},
+        {"communication_sms",
+         "SMs that an exchange takes from kernels beside it (silent: as the "
+         "software does)"},
         {"framework",
          "NAME[@VERSION], whose rules and defaults apply (megatron-core, megatron-bridge, "
          "deepspeed, torchtitan, vllm …)"},
@@ -179,12 +218,12 @@ LayoutWords read_layout_words(const std::string& name_or_file) {
         LayoutWords out;
         if (const auto layout = json.find("layout");
             layout && layout->is_object()) {  // a plan's candidate
-            take_members(*layout, out);
+            add_layout_words(*layout, out);
             if (const auto schedule = json.find("schedule"); schedule && schedule->is_object())
-                take_members(*schedule, out);
+                add_layout_words(*schedule, out);
             return out;
         }
-        take_members(json, out);
+        add_layout_words(json, out);
         return out;
     }
     if (looks_like_script(text))
@@ -199,8 +238,8 @@ LayoutWords read_layout_words(const std::string& name_or_file) {
                      "YAML, or a layout string");
 }
 
-ResolvedLayout resolve_layout(const LayoutWords& given, const ModelSpec& model,
-                              std::optional<int> world_size) {
+ResolvedLayout resolve(const LayoutWords& given, const ModelSpec& model,
+                       std::optional<int> world_size) {
     const Words words(given);
     {
         std::vector<std::string> known;
@@ -449,6 +488,15 @@ ResolvedLayout resolve_layout(const LayoutWords& given, const ModelSpec& model,
         schedule.overlap.communication_sms = words.number("communication_sms", 0, 1, 1024);
     schedule.dispatcher = words.choice("dispatcher", Dispatcher::all_to_all);
     return out;
+}
+
+ResolvedLayout resolve_layout(const LayoutWords& words, const ModelSpec& model,
+                              std::optional<int> world_size) {
+    try {
+        return resolve(words, model, world_size);
+    } catch (const InputError& error) {
+        throw at_its_place(error, words);
+    }
 }
 
 Json to_json(const StepSchedule& schedule) {

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "core/errors.hpp"
+#include "core/json.hpp"
 #include "model/check.hpp"
 #include "model/model_spec.hpp"
 #include "model/parallel_layout.hpp"
@@ -16,11 +18,31 @@ namespace moeplan {
 
 /// The words of a layout: JSON keys = the flags' names with `_` for `-` ("micro_batch" → "4").
 /// Values as text; lists with commas.
-using LayoutWords = std::map<std::string, std::string>;
+struct LayoutWords : std::map<std::string, std::string> {
+    using std::map<std::string, std::string>::map;
+
+    /// Where a word of a file stands, for messages; a word without a place was a flag.
+    struct Place {
+        std::string file, pointer;
+    };
+    std::map<std::string, Place> places;
+
+    /// A flag replaces what the file said.
+    void replace(const std::string& key, const std::string& value);
+};
 
 /// @param name_or_file  own JSON (keys = flags), a Megatron layout string (`Et|(tt|)*30mL`), or a
 /// Megatron launch script's layout part
 LayoutWords read_layout_words(const std::string& name_or_file);
+/// The words of a layout inside a document: a plan's candidate, a case.
+/// @throws InputError  at a key that is no flag, or one that `words` has already with another value
+void add_layout_words(const JsonReader& layout, LayoutWords& words);
+/// The same error, at the place of the file that the flag it names came from, if it came from one.
+InputError at_its_place(const InputError&, const LayoutWords&);
+/// A broken rule as a refusal: at the word it speaks of, with what would do.
+/// @param otherwise  the file, or what else stands for a word that was not given
+InputError refusal(const Finding&, const LayoutWords&, const std::string& otherwise);
+
 /// The flags that make up a layout, with one line of help each: the CLI offers exactly these.
 struct LayoutFlag {
     std::string key, help;

@@ -1,8 +1,10 @@
 /// Plans as JSON (schemas/plan.schema.json), and what later commands read of them.
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "core/errors.hpp"
+#include "core/text.hpp"
 #include "core/version.hpp"
 #include "model/layout_words.hpp"
 #include "planner/plan.hpp"
@@ -52,24 +54,47 @@ Json candidate_json(const Candidate& candidate, const Plan& plan) {
     return out;
 }
 
-/// The words of a layout as they stand in JSON: numbers, words, switches and lists.
-LayoutWords words_from_json(const JsonReader& reader) {
-    LayoutWords out;
-    for (const auto& [key, value] : reader.members()) {
-        if (value.is_null() || key.starts_with("$") || key == "version" || key == "made") continue;
-        if (value.is_string()) {
-            out[key] = value.text();
-        } else if (value.is_array()) {
-            std::string list;
-            for (const JsonReader& item : value.items())
-                list += (list.empty() ? "" : ",") +
-                        (item.is_string() ? item.text() : item.value().dump());
-            if (!list.empty()) out[key] = list;
-        } else {
-            out[key] = value.value().dump();
-        }
-    }
+/// What `--routing` takes, checked where it stands.
+SyntheticRouting routing_from_json(const JsonReader& reader) {
+    SyntheticRouting out;
+    out.kind = reader.at("synthetic").text();
+    const std::vector<std::string>& kinds = synthetic_routing_kinds();
+    if (std::find(kinds.begin(), kinds.end(), out.kind) == kinds.end())
+        reader.at("synthetic").fail("one of " + join(kinds, ", "));
+    if (const auto exponent = reader.find("exponent")) out.exponent = exponent->number(0, 1e6);
+    if (const auto found = reader.find("document_concentration"))
+        out.document_concentration = found->number(0, 1e6);
     return out;
+}
+
+/// A candidate whose layout keeps every rule: what a person has edited is read like a layout of
+/// their own.
+StepCase candidate_from_json(const JsonReader& entry, const ClusterSpec& cluster) {
+    StepCase step;
+    step.cluster = cluster;
+    step.model = model_from_json(entry.at("model"));
+    LayoutWords words;
+    const JsonReader layout = entry.at("layout");
+    add_layout_words(layout, words);
+    ResolvedLayout resolved = resolve_layout(words, step.model, num_gpus(cluster));
+    if (const auto schedule = entry.find("schedule")) {
+        add_layout_words(*schedule, words);
+        resolved = resolve_layout(words, step.model, num_gpus(cluster));
+    }
+    step.layout = resolved.layout;
+    step.schedule = resolved.schedule;
+    std::vector<Finding> findings = resolved.broken;
+    if (findings.empty()) findings = step_findings(step);
+    for (const Finding& finding : findings)
+        // Whether it fits is a model's word, which the plan had when it was made.
+        if (finding.severity == Severity::broken && finding.rule != "memory")
+            throw refusal(finding, words, entry.file() + ": " + layout.pointer());
+    if (const auto routing = entry.find("routing")) {
+        if (!routing->has("synthetic") && !routing->has("trace"))
+            routing->fail("an object with \"synthetic\" or \"trace\"");
+        if (routing->has("synthetic")) step.routing = routing_from_json(*routing);
+    }
+    return step;
 }
 
 }  // namespace
@@ -140,30 +165,27 @@ StoredPlan plan_from_json(const JsonReader& reader) {
         reader.text_or("$schema", "").find("plan.schema") == std::string::npos)
         throw InputError(reader.file(), "/$schema", reader.text_or("$schema", "absent"),
                          "moeplan/plan.schema.json: a file written by moeplan plan --json");
+    if (const auto version = reader.find("version"); version && version->value() != 1)
+        version->fail("1, the only version of this format so far");
     StoredPlan out;
     out.file = reader.file();
     const ClusterSpec cluster = cluster_from_json(reader.at("cluster"));
-    if (const auto profile = reader.find("profile")) out.profile = profile->text_or("name", "");
+    if (const auto profile = reader.find("profile")) {
+        if (!profile->is_object()) profile->fail("an object with \"name\" and \"digest\"");
+        out.profile = profile->text_or("name", "");
+    }
     std::uint64_t seed = 0;
     if (const auto made = reader.find("made"))
         if (const auto found = made->find("seed"))
-            seed = static_cast<std::uint64_t>(found->integer(0));
+            seed = found->value().is_number_unsigned()
+                       ? found->value().get<std::uint64_t>()
+                       : static_cast<std::uint64_t>(found->integer(0));
     for (const JsonReader& entry : reader.at("candidates").items()) {
-        StepCase step;
-        step.cluster = cluster;
+        StepCase step = candidate_from_json(entry, cluster);
         step.seed = seed;
-        step.model = model_from_json(entry.at("model"));
-        const ResolvedLayout layout =
-            resolve_layout(words_from_json(entry.at("layout")), step.model, num_gpus(cluster));
-        if (!layout.broken.empty()) entry.at("layout").fail(layout.broken.front().detail);
-        step.layout = layout.layout;
-        step.schedule = layout.schedule;
-        if (const auto routing = entry.find("routing"); routing && routing->has("synthetic"))
-            step.routing =
-                SyntheticRouting{routing->at("synthetic").text(), routing->number_or("exponent", 0),
-                                 routing->number_or("document_concentration", 0)};
         out.candidates.push_back(std::move(step));
         out.predicted.push_back(report_from_json(entry.at("predicted")));
+        entry.at("predicted").at("step_time_s").number(0);
     }
     for (const JsonReader& index : reader.at("front").items()) {
         const int i = index.count(0);

@@ -94,29 +94,6 @@ StepReport report_of(const TrainResult& result, const std::vector<StepRecord>& s
     return report;
 }
 
-/// A folder that goes away with the object.
-class ScratchFolder {
-  public:
-    ScratchFolder() {
-        std::string name = (fs::temp_directory_path() / "moeplan-XXXXXX").string();
-        if (!mkdtemp(name.data()))
-            throw EnvironmentError("no temporary folder under " +
-                                   fs::temp_directory_path().string() +
-                                   ": set TMPDIR to a writable one");
-        path_ = name;
-    }
-    ScratchFolder(const ScratchFolder&) = delete;
-    ScratchFolder& operator=(const ScratchFolder&) = delete;
-    ~ScratchFolder() {
-        std::error_code ignored;
-        fs::remove_all(path_, ignored);
-    }
-    const fs::path& path() const { return path_; }
-
-  private:
-    fs::path path_;
-};
-
 /// Beside it stand model.json and layout.json.
 Json job_json(const StepCase& step, const RealRunOptions& options) {
     Json job;

@@ -168,18 +168,32 @@ Shrunk shrink(const StepCase& planned, const Here& here) {
     schedule.sequence_parallel = false;
     schedule.pipeline = Pipeline::one_f_one_b;
     schedule.stage_layers.clear();
-    schedule.sharding = Sharding::none;
+    // Our trainer shards the optimizer over data parallel ranks, nothing more (docs/training.md).
+    const bool shards = planned_schedule.sharding != Sharding::none;
+    schedule.sharding =
+        shards && step.layout.data_parallel_size > 1 ? Sharding::zero1 : Sharding::none;
     schedule.recompute = {};
     schedule.dispatcher = Dispatcher::all_to_all;
     schedule.overlap = {.gradients = false, .parameters = false, .tensor = false, .experts = false};
     schedule.software = {};
     schedule.software.framework = "moeplan";  // what runs here is our own trainer
+    const auto changed = [&](const char* what, std::string_view from, std::string_view to,
+                             const std::string& why) {
+        if (from != to)
+            out.changes.push_back(std::string(what) + " " + std::string(from) + " → " +
+                                  std::string(to) + (why.empty() ? "" : ": " + why));
+    };
+    const SoftwareState& software = planned_schedule.software;
+    changed("framework", software.framework.empty() ? "unnamed" : software.framework,
+            schedule.software.framework, "what runs here is our own trainer, by its own rules");
+    changed("zero", name_of(planned_schedule.sharding), name_of(schedule.sharding),
+            step.layout.data_parallel_size == 1
+                ? "one data parallel rank has nothing to share"
+                : "our trainer shares the optimizer's states, not gradients or weights");
     say(out.changes, "seq", planned_schedule.sequence_length, schedule.sequence_length);
     say(out.changes, "micro-batches", planned_schedule.num_micro_batches,
         schedule.num_micro_batches);
-    if (planned_schedule.precision != schedule.precision)
-        out.changes.push_back("precision " + std::string(name_of(planned_schedule.precision)) +
-                              " → " + std::string(name_of(schedule.precision)));
+    changed("precision", name_of(planned_schedule.precision), name_of(schedule.precision), "");
 
     // A trace of the planned model does not fit the narrower one; balanced routing is not what an
     // untrained router does, so multinomial is assumed unless the caller knows better.
@@ -197,6 +211,9 @@ Shrunk shrink(const StepCase& planned, const Here& here) {
     if (step.layout.data_parallel_size > 1)
         out.checked.push_back("gradient reduction over " +
                               std::to_string(step.layout.data_parallel_size) + " ranks");
+    if (schedule.sharding == Sharding::zero1)
+        out.checked.push_back("optimizer states shared by " +
+                              std::to_string(step.layout.data_parallel_size) + " ranks (zero1)");
     if (tp > 1) out.checked.push_back("tensor parallel sums over " + std::to_string(tp) + " ranks");
     if (pp > 1)
         out.checked.push_back("a pipeline of " + std::to_string(pp) + " stages and its bubble");
@@ -210,7 +227,9 @@ Shrunk shrink(const StepCase& planned, const Here& here) {
     lost(planned.layout.pipeline_parallel_size > 1 && pp == 1, "the pipeline and its bubble");
     lost(planned.layout.context_parallel_size > 1, "context parallelism");
     lost(planned.layout.expert_tensor_parallel_size > 1, "expert tensor parallelism");
-    lost(planned_schedule.sharding != Sharding::none, "the sharded optimizer");
+    lost(shards && schedule.sharding == Sharding::none, "the sharded optimizer");
+    lost(planned_schedule.sharding == Sharding::zero2, "sharded gradients (zero2)");
+    lost(planned_schedule.sharding == Sharding::zero3, "sharded gradients and weights (zero3)");
     lost(planned_schedule.recompute.full || !planned_schedule.recompute.modules.empty(),
          "recompute");
     lost(ep0 > 1 && ep == 1, "dispatch and combine between ranks");

@@ -26,8 +26,8 @@ struct Shrunk {
     std::vector<std::string> unchecked;  ///< and which it cannot
 };
 
-/// Keeps MoE heads, top-k, activation, pools, router, the share of experts a rank holds and whether
-/// experts and data are parallel; narrows and shortens the rest in proportion.
+/// Keeps MoE heads, top-k, activation, pools, router, the share of experts a rank holds, whether
+/// experts and data are parallel and whether the optimizer is shared; narrows and shortens the rest in proportion.
 Shrunk shrink(const StepCase& planned, const Here& here);
 
 }  // namespace moeplan

@@ -10,6 +10,7 @@
 #include <stdexcept>
 
 #include "core/errors.hpp"
+#include "core/stop_signal.hpp"
 #include "simulator/step_walk.hpp"
 
 namespace moeplan {
@@ -88,6 +89,7 @@ Timeline walk_in_child(const StepGraph& graph, const StepCase& step, const JobPr
                                std::strerror(errno));
     }
     if (child == 0) {
+        belong_to_parent();
         ::close(ends[0]);
         std::string fault;
         try {

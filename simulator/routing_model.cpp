@@ -23,6 +23,13 @@ constexpr double kHotFactor = 3;
 
 }  // namespace
 
+const std::vector<std::string>& synthetic_routing_kinds() {
+    static const std::vector<std::string> kinds = {
+        "balanced",   "multinomial",      "zipf", "hot", "document_pools",
+        "token_drop", "token_drop_padded"};
+    return kinds;
+}
+
 std::string to_words(const SyntheticRouting& routing) {
     std::string words = routing.kind;
     std::replace(words.begin(), words.end(), '_', '-');
@@ -268,9 +275,7 @@ RoutingModel::RoutingModel(
     }
     const auto* given = std::get_if<SyntheticRouting>(&routing);
     const SyntheticRouting kind = given ? *given : SyntheticRouting{};
-    const std::vector<std::string> kinds = {
-        "balanced",   "multinomial",      "zipf", "hot", "document_pools",
-        "token_drop", "token_drop_padded"};
+    const std::vector<std::string>& kinds = synthetic_routing_kinds();
     if (std::find(kinds.begin(), kinds.end(), kind.kind) == kinds.end())
         throw InputError("--routing", "", kind.kind, join(kinds, ", "));
     source_->padded = kind.kind == "token_drop_padded";

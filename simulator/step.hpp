@@ -33,6 +33,7 @@ struct SyntheticRouting {
         0;  ///< E·ρ (docs/routing.md): over-dispersion of a document's choices
     bool operator==(const SyntheticRouting&) const = default;
 };
+const std::vector<std::string>& synthetic_routing_kinds();  ///< the words of `kind`
 
 /// Things that go wrong on purpose.
 struct Disturbances {

@@ -134,19 +134,7 @@ StepCase step_case_from_json(const JsonReader& reader) {
     step.model = model_from_json(part("model"));
     step.cluster = cluster_from_json(part("cluster"));
     LayoutWords words;
-    for (const auto& [key, value] : reader.at("layout").members()) {
-        if (key == "$schema" || key == "version" || key == "made") continue;
-        if (value.is_string()) {
-            words[key] = value.text();
-        } else if (value.is_array()) {
-            std::vector<std::string> parts;
-            for (const auto& item : value.items())
-                parts.push_back(item.is_string() ? item.text() : item.value().dump());
-            words[key] = join(parts, ",");
-        } else {
-            words[key] = value.value().dump();
-        }
-    }
+    add_layout_words(reader.at("layout"), words);
     const ResolvedLayout resolved = resolve_layout(words, step.model, num_gpus(step.cluster));
     step.layout = resolved.layout;
     step.schedule = resolved.schedule;

@@ -51,6 +51,29 @@ TEST(CheckLayout, AllSizesOneBreakNothing) {
         EXPECT_THAT(rules(load_model(name), {}, 1), IsEmpty()) << name;
 }
 
+TEST(CheckLayout, GshardsCoefficientIsWarnedOfWhereItWeighsNothing) {
+    ModelSpec model = small_moe(2, 32, 4, 16);
+    const auto with = [&](const char* routing, double coefficient) {
+        for (LayerSpec& layer : model.layers) {
+            auto& moe = std::get<MoeFeedForward>(layer.feed_forward);
+            moe.routing = routing;
+            moe.balance_coefficient = coefficient;
+            moe.top_k = 2;
+        }
+        return rules(model, {}, 1, Severity::warning);
+    };
+    // 16 experts: 0.01 / 16² = 3.9e-5; 2.56 / 16² = 0.01
+    EXPECT_THAT(with("gshard", 0.01), Contains("balance_coefficient"));
+    EXPECT_THAT(with("gshard_raw", 0.01), Contains("balance_coefficient"));
+    EXPECT_THAT(with("gshard", 2.56), Not(Contains("balance_coefficient")));
+    EXPECT_THAT(with("softmax_top_k", 0.01), Not(Contains("balance_coefficient")));
+    EXPECT_THAT(with("gshard", 0), Not(Contains("balance_coefficient")));
+    with("gshard", 0.01);
+    const Finding finding = broken(model, {}, 1, "balance_coefficient");
+    EXPECT_DOUBLE_EQ(finding.figures.at("common_here"), 2.56);
+    EXPECT_THAT(finding.detail, testing::HasSubstr("0.01 weighs as 3.91e-05 does there"));
+}
+
 TEST(CheckLayout, ExpertGroupsMustDivideTheWorld) {
     const Finding finding =
         broken(small_moe(),

@@ -146,6 +146,32 @@ TEST(LayoutFile, UnknownKeysAreRefused) {
     std::filesystem::remove(file);
 }
 
+TEST(LayoutFile, AWrongValueIsNamedByItsPlaceUnlessAFlagReplacedIt) {
+    const std::string file = testing::TempDir() + "/layout3.json";
+    std::ofstream(file) << R"({"tp": 2, "zero": "most", "micro_batch": 3, "global_batch": 16})";
+    LayoutWords words = read_layout_words(file);
+    const auto message = [&] {
+        try {
+            resolve_layout(words, load_model("mixtral-8x7b"), 8);
+        } catch (const InputError& error) {
+            return std::string(error.what());
+        }
+        return std::string("accepted");
+    };
+    EXPECT_TRUE(message().starts_with(file + ": /zero is most, expected ")) << message();
+    words.replace("zero", "some");
+    EXPECT_TRUE(message().starts_with("--zero: some, expected ")) << message();
+    words.replace("zero", "1");
+    ASSERT_EQ(message(), "accepted");
+    const ResolvedLayout resolved = resolve_layout(words, load_model("mixtral-8x7b"), 8);
+    ASSERT_EQ(resolved.broken.size(), 1u);  // 3 · dp 4 does not divide 16
+    const std::string refused = refusal(resolved.broken[0], words, "layout").what();
+    EXPECT_TRUE(refused.starts_with(file + ": /global_batch is 16, expected another layout: "))
+        << refused;
+    EXPECT_NE(refused.find("(would do: 12, 24)"), std::string::npos) << refused;
+    std::filesystem::remove(file);
+}
+
 TEST(LayoutFile, AMegatronScriptIsALayout) {
     const LayoutWords words =
         read_layout_words(std::string(MOEPLAN_TEST_DATA) + "/model_spec/megatron-dsv3-args.sh");

@@ -152,6 +152,88 @@ TEST(PlanJson, ACandidateReadsBackAsItWas) {
     EXPECT_EQ(plan.front, (std::vector<std::size_t>{0}));
 }
 
+std::string refusal_of(const Json& plan) {
+    try {
+        plan_from_json(JsonReader::from_value(plan, "x.json"));
+    } catch (const InputError& error) {
+        return error.what();
+    }
+    return "accepted";
+}
+
+TEST(PlanJson, AWrongWordIsNamedByItsPlaceInTheFile) {
+    const StepCase step = mixtral_like();
+    const Json sound = to_json(one_candidate(step), step);
+    EXPECT_EQ(refusal_of(sound), "accepted");
+    Json plan = sound;
+    plan["candidates"][0]["layout"]["tp"] = "many";
+    EXPECT_EQ(refusal_of(plan),
+              "x.json: /candidates/0/layout/tp is many, expected an integer 1 … 1048576");
+    plan = sound;
+    plan["candidates"][0]["layout"]["tp"] = 1.5;
+    EXPECT_THAT(refusal_of(plan), HasSubstr("x.json: /candidates/0/layout/tp is 1.5, expected"));
+    plan = sound;
+    plan["candidates"][0]["layout"]["zero"] = "all";
+    plan["candidates"][0].erase("schedule");
+    EXPECT_THAT(refusal_of(plan), HasSubstr("x.json: /candidates/0/layout/zero is all, expected"));
+    plan = sound;
+    plan["candidates"][0]["layout"]["overlap_gradients"] = "perhaps";
+    plan["candidates"][0].erase("schedule");
+    EXPECT_THAT(refusal_of(plan), HasSubstr("/candidates/0/layout/overlap_gradients is perhaps"));
+    plan = sound;
+    plan["candidates"][0]["layout"]["tensor"] = 2;
+    EXPECT_THAT(refusal_of(plan), HasSubstr("x.json: /candidates/0/layout/tensor is an unknown"));
+    plan = sound;
+    plan["candidates"][0]["routing"]["synthetic"] = "sideways";
+    EXPECT_THAT(refusal_of(plan), HasSubstr("x.json: /candidates/0/routing/synthetic is "));
+    plan = sound;
+    plan["candidates"][0]["routing"]["exponent"] = -1;
+    EXPECT_THAT(refusal_of(plan), HasSubstr("x.json: /candidates/0/routing/exponent is -1"));
+}
+
+TEST(PlanJson, ALayoutAndItsScheduleSayTheSame) {
+    const StepCase step = mixtral_like();
+    Json plan = to_json(one_candidate(step), step);
+    plan["candidates"][0]["schedule"]["micro_batch"] = 4;
+    EXPECT_EQ(refusal_of(plan),
+              "x.json: /candidates/0/schedule/micro_batch is 4, expected \"2\", which "
+              "/candidates/0/layout/micro_batch says");
+}
+
+TEST(PlanJson, ACandidateThatBreaksARuleIsRefusedWithTheRule) {
+    const StepCase step = mixtral_like();
+    const Json sound = to_json(one_candidate(step), step);
+    const auto with = [&](const Json& words) {
+        Json plan = sound;
+        plan["candidates"][0].erase("schedule");
+        plan["candidates"][0]["layout"].update(words);
+        return refusal_of(plan);
+    };
+    // 32 GPUs over tp 3 · pp 2; 8 experts over 3; 32 GPUs over tp 2 · pp 2 · dp 4
+    EXPECT_EQ(with({{"tp", 3}}),
+              "x.json: /candidates/0/layout/pp is 2, expected another layout: TP·CP·PP = 6 does "
+              "not divide 32 GPUs (remainder 2)");
+    EXPECT_THAT(with({{"ep", 3}, {"dp", 8}}), HasSubstr("x.json: /candidates/0/layout/ep is 3"));
+    EXPECT_THAT(with({{"dp", 4}, {"global_batch", 128}}),
+                HasSubstr("TP·CP·PP·DP = 16, but there are 32 GPUs"));
+    EXPECT_THAT(with({{"global_batch", 255}}),
+                HasSubstr("x.json: /candidates/0/layout/global_batch is 255, expected another "
+                          "layout: global batch 255 is no multiple"));
+    // Rules of the cluster count as well: an A100 has no fp8.
+    Json plan = sound;
+    plan["cluster"]["gpu"]["peak"] = {{"bf16", "312 TFlop/s"}};
+    plan["candidates"][0].erase("schedule");
+    plan["candidates"][0]["layout"]["precision"] = "fp8";
+    EXPECT_THAT(refusal_of(plan), HasSubstr("does not compute in fp8"));
+}
+
+TEST(PlanJson, SeedsOfSixtyFourBitsReadBack) {
+    StepCase step = mixtral_like();
+    step.seed = 18446744073709551615u;
+    const Json plan = to_json(one_candidate(step), step);
+    EXPECT_EQ(plan_from_json(JsonReader::from_value(plan, "x.json")).candidates[0].seed, step.seed);
+}
+
 TEST(PlanJson, OtherFilesAndDamagedPlansAreRefusedWithTheirPlace) {
     EXPECT_THROW(plan_from_json(JsonReader::from_text("{}", "x.json")), InputError);
     EXPECT_THROW(plan_from_json(JsonReader::from_text("[1]", "x.json")), InputError);

@@ -149,6 +149,45 @@ TEST(Shrink, WhatThePlanSplitsIsSplitAsFarAsTheRanksGo) {
     EXPECT_EQ(attention.num_kv_heads % 2, 0);
 }
 
+TEST(Shrink, ASharedOptimizerStaysSharedAndWhatTheTrainerLacksIsSaid) {
+    Here here;
+    here.num_ranks = 2;
+    StepCase planned = planned_case();
+    planned.schedule.software.framework = "megatron-core";
+    planned.schedule.sharding = Sharding::zero1;
+    const Shrunk one = shrink(planned, here);
+    EXPECT_EQ(one.step.schedule.sharding, Sharding::zero1);
+    EXPECT_THAT(one.changes,
+                ::testing::Contains(::testing::HasSubstr("framework megatron-core → moeplan")));
+    EXPECT_THAT(one.changes, ::testing::Not(::testing::Contains(::testing::HasSubstr("zero"))));
+    EXPECT_THAT(one.checked, ::testing::Contains("optimizer states shared by 2 ranks (zero1)"));
+
+    planned.schedule.sharding = Sharding::zero3;
+    const Shrunk three = shrink(planned, here);
+    EXPECT_EQ(three.step.schedule.sharding, Sharding::zero1);
+    EXPECT_THAT(three.changes,
+                ::testing::Contains(::testing::HasSubstr("zero zero3 → zero1: our trainer")));
+    EXPECT_THAT(three.unchecked, ::testing::Contains("sharded gradients and weights (zero3)"));
+
+    here.num_ranks = 1;
+    const Shrunk alone = shrink(planned, here);
+    EXPECT_EQ(alone.step.schedule.sharding, Sharding::none);
+    EXPECT_THAT(alone.unchecked, ::testing::Contains("the sharded optimizer"));
+
+    // Sharing two ways halves the optimizer's states that the prediction counts (experts: ep 2, not
+    // shared).
+    here.num_ranks = 2;
+    planned.layout.expert_parallel_size = 1;
+    planned.layout.tensor_parallel_size = planned.layout.pipeline_parallel_size = 1;
+    planned.layout.data_parallel_size = 128;
+    planned.schedule.sharding = Sharding::zero1;
+    StepCase shared = shrink(planned, here).step;
+    const Bytes half = memory_by_stage(shared.model, shared.layout, shared.schedule)[0].optimizer;
+    shared.schedule.sharding = Sharding::none;
+    const Bytes whole = memory_by_stage(shared.model, shared.layout, shared.schedule)[0].optimizer;
+    EXPECT_EQ(half.value * 2, whole.value);
+}
+
 TEST(Shrink, OneRankHasNoDispatchBetweenRanksAndSaysSo) {
     Here here;
     const Shrunk alone = shrink(planned_case(), here);
