@@ -1,5 +1,6 @@
 /// moeplan train: a real run, alone or as one rank of a job.
 
+#include "kernels/machine_pace.hpp"
 #include "model/train.hpp"
 
 #include <fmt/format.h>
@@ -39,6 +40,7 @@ struct Words {
     SubsetOptions subset;
     TrainOptions train;
     double held_out = 0.05;
+    bool machine_pace = false;
     std::uint64_t seed = 0;
 };
 
@@ -333,6 +335,11 @@ int run_training(Words& words, Communicator& world) {
     std::optional<UninterruptedThread> uninterrupted;
     if (world.size() > 1) uninterrupted.emplace(SIGUSR1);
     callbacks.stop = [] { return stop_signal() != 0; };
+    std::optional<MachinePace> pace;
+    if (words.machine_pace && options.device == Device::cpu) {
+        pace.emplace(backend_for(Device::cpu), world);
+        callbacks.machine_pace = [&] { return pace->now(); };
+    }
     callbacks.on_step = [&](const StepRecord& step) {
         if (!lines) lines = std::make_unique<Lines>(words.out, options.resume ? step.step : 0);
         if (words.json != "-" || !lines->on_standard_output()) lines->write(to_json(step));
@@ -415,6 +422,9 @@ void add_train(CLI::App& app, Run& run) {
     sub->add_option("--checkpoint-every", words.train.checkpoint_every,
                     "steps between checkpoints; 0: at the end alone")
         ->capture_default_str();
+    sub->add_flag("--machine-pace", words.machine_pace,
+                  "also time a reference piece around each step (machine_pace_s of --out): how fast "
+                  "the machine is meanwhile; on a CPU");
     sub->add_flag("--continue", words.train.resume, "go on from the newest checkpoint");
     sub->add_option("--evaluate", words.evaluate,
                     "held-out loss of this checkpoint instead of training");

@@ -1,6 +1,6 @@
 # What the full build and kernels/standalone have in common: the sources of the CPU backend and of what opens the others.
 set(kernels_sources
-  backend.cpp caching_allocator.cpp communicator.cpp graphed_calls.cpp kernel_rows.cpp nccl/nccl_communicator.cpp
+  backend.cpp caching_allocator.cpp communicator.cpp graphed_calls.cpp kernel_rows.cpp machine_pace.cpp nccl/nccl_communicator.cpp
   cpu/cpu_backend.cpp cpu/fused.cpp cpu/gemm.cpp cpu/permutation_map.cpp cpu/rotation_table.cpp)
 
 # The loops of the CPU backend, compiled once for each instruction set and chosen at run time: one binary runs anywhere. No -ffast-math:

@@ -26,6 +26,7 @@ Json to_json(const StepRecord& r) {
     out["rank_imbalance"] = r.rank_imbalance;
     out["dropped_choices"] = r.dropped_choices;
     out["dropped_tokens"] = r.dropped_tokens;
+    if (r.machine_pace) out["machine_pace_s"] = r.machine_pace->value;
     if (r.held_out_loss) out["held_out_loss"] = *r.held_out_loss;
     return out;
 }

@@ -129,9 +129,16 @@ TrainResult train(const TrainOptions& options, Communicator& world,
 
     const std::unique_ptr<TraceRecorder> recorder = open_trace(run);
     double busy = 0;
+    Seconds pace_before;
+    if (callbacks.machine_pace) pace_before = callbacks.machine_pace();
     for (int step = result.first_step; step < options.steps && !result.stopped; ++step) {
         const bool stop_asked = callbacks.stop && callbacks.stop();
         StepRecord record = training_step(run, step, recorder.get(), stop_asked, result.stopped);
+        if (callbacks.machine_pace) {
+            const Seconds pace_after = callbacks.machine_pace();
+            record.machine_pace = (pace_before + pace_after) * 0.5;
+            pace_before = pace_after;
+        }
         busy +=
             record.times.forward.value + record.times.backward.value + record.times.optimizer.value;
         const bool last = step + 1 == options.steps || result.stopped;

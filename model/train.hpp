@@ -81,6 +81,7 @@ struct StepRecord {
            dropped_tokens = 0;  ///< shares of all MoE layers: choices dropped by capacity; tokens
                                 ///< of which nothing was kept
     std::optional<double> held_out_loss;
+    std::optional<Seconds> machine_pace;  ///< of the machine around the step, where it was asked for
 };
 Json to_json(const StepRecord&);
 
@@ -108,6 +109,9 @@ struct TrainResult {
 };
 
 struct TrainCallbacks {
+    /// How fast the machine is (kernels/machine_pace.hpp), asked on every rank around each step and
+    /// not counted in it; empty: not asked.
+    std::function<Seconds()> machine_pace;
     std::function<void(const StepRecord&)> on_step;  ///< rank 0 alone
     std::function<bool()>
         stop;  ///< asked once a step on every rank; true on any rank ends the run after that step

@@ -12,6 +12,8 @@
 #include "core/errors.hpp"
 #include "core/output_file.hpp"
 #include "core/version.hpp"
+#include "kernels/backend.hpp"
+#include "kernels/machine_pace.hpp"
 #include "model/layout_words.hpp"
 #include "model/op_counts.hpp"
 #include "model/train.hpp"
@@ -84,8 +86,12 @@ StepReport report_of(const TrainResult& result, const std::vector<StepRecord>& s
             for (const StepRecord& step : steps) sum += step.rank_imbalance[layer];
             report.load_imbalance.push_back(sum / static_cast<double>(steps.size()));
         }
-    std::vector<double> totals;
-    for (const StepRecord& step : steps) totals.push_back(step.times.total.value);
+    std::vector<double> totals, paces;
+    for (const StepRecord& step : steps) {
+        totals.push_back(step.times.total.value);
+        if (step.machine_pace) paces.push_back(step.machine_pace->value);
+    }
+    if (!paces.empty()) report.machine_pace = median_of(std::move(paces));
     report.relative_spread = spread_of(std::move(totals));
     report.basis.measured = 1;
     report.assumptions.push_back("median of " + std::to_string(steps.size()) +
@@ -151,6 +157,8 @@ StepReport measure_on_ranks(const ModelSpec& model, const ParallelLayout& layout
         return world.rank() == 0 && !times.empty() &&
                (is_settled(times, options.least_steps) || spent > options.longest.value);
     };
+    MachinePace pace(backend_for(Device::cpu), world);
+    callbacks.machine_pace = [&] { return pace.now(); };
     const TrainResult result = train(train_options, world, callbacks);
     return report_of(result, measured_steps(result, options.warm_up), tokens);
 }

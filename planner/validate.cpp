@@ -12,7 +12,7 @@ namespace {
 bool is_compared(const std::string& key) {
     return key != "made" && key != "version" && key != "timeline" && key != "link_use" && key != "losses" &&
            key != "interval_s" && key != "routing_interval_s" && key != "memory_by_rank" &&
-           key != "relative_spread" && key != "basis";
+           key != "relative_spread" && key != "machine_pace_s" && key != "basis";
 }
 
 void flatten(const Json& value, const std::string& path,
@@ -85,6 +85,12 @@ Validation validate(const StepReport& predicted, const StepReport& measured,
     }
     out.passed = out.passed && !tolerances.empty();
     return out;
+}
+
+std::optional<PaceShift> pace_shift(const Profile& profile, const StepReport& measured) {
+    const std::optional<Seconds> profiled = machine_pace(profile);
+    if (!profiled || !measured.machine_pace || !(*measured.machine_pace > 0)) return std::nullopt;
+    return PaceShift{*profiled, Seconds{*measured.machine_pace}};
 }
 
 Json to_json(const Validation& validation) {

@@ -34,6 +34,15 @@ Tolerances default_tolerances();
 Validation validate(const StepReport& predicted, const StepReport& measured,
                     const Tolerances& tolerances);
 
+/// A machine that others share does not stay as fast as it was while it was profiled: seconds of a
+/// reference piece then and around the measured steps.
+struct PaceShift {
+    Seconds profiled, measured;
+    double slower() const { return measured.value / profiled.value; }
+};
+/// Empty where one of the two does not know.
+std::optional<PaceShift> pace_shift(const Profile&, const StepReport& measured);
+
 /// The numbers of a report by field name, in the order of its JSON.
 std::vector<std::pair<std::string, double>> numbers_of(const StepReport&);
 

@@ -29,6 +29,13 @@ Measured summarise(std::vector<double> seconds) {
     return out;
 }
 
+std::vector<Measured> at_pace(std::vector<Measured> visits, const std::vector<Seconds>& paces,
+                              Seconds pace) {
+    for (std::size_t v = 0; v < paces.size(); ++v)
+        visits[v].median *= pace.value / paces[v].value;
+    return visits;
+}
+
 Measured together(const std::vector<Measured>& visits) {
     std::vector<double> medians, spreads;
     int samples = 0;

@@ -15,6 +15,10 @@ struct Measured {
     int num_samples = 0;
 };
 Measured summarise(std::vector<double> seconds);
+/// What visits would have taken, had the machine gone at one pace in all of them.
+/// @param paces  [visits] of the machine in each; empty: not known, the visits stay
+std::vector<Measured> at_pace(std::vector<Measured> visits, const std::vector<Seconds>& paces,
+                              Seconds pace);
 /// The same work measured at several times: the median of its medians, which a slow spell of the
 /// machine over fewer than half of them leaves alone. The spread is the larger of theirs and of
 /// what they are apart; samples are added up.

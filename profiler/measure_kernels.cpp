@@ -21,6 +21,7 @@
 #include "core/quantity_text.hpp"
 #include "core/text.hpp"
 #include "core/version.hpp"
+#include "kernels/machine_pace.hpp"
 
 namespace moeplan {
 namespace {
@@ -193,6 +194,7 @@ CacheState cache_state(const Backend& backend, const Communicator& ranks, Bytes 
 
 struct TimedPoint {
     std::vector<Measured> cold;  ///< [visits]
+    std::vector<Seconds> pace;   ///< [visits] of the machine meanwhile; empty: not known
     Measured warm;
     bool supported = true;
 };
@@ -264,7 +266,7 @@ struct Row {
 
 /// One curve a kernel. `median_s` is cold or warm, whichever the step sees.
 std::vector<KernelCurve> curves_of(const std::vector<Row>& rows, Precision precision,
-                                   const std::string& source) {
+                                   const std::string& source, Seconds pace) {
     std::map<std::string, KernelCurve> curves;
     for (const Row& row : rows) {
         KernelCurve& curve = curves[row.point.kernel];
@@ -278,7 +280,7 @@ std::vector<KernelCurve> curves_of(const std::vector<Row>& rows, Precision preci
                  {"median_s", "relative_spread", "num_samples", "cold_s", "warm_s"})
                 curve.columns.push_back(column);
         }
-        const Measured used = together(row.time.cold);
+        const Measured used = together(at_pace(row.time.cold, row.time.pace, pace));
         std::vector<double> values = row.point.shape;
         values.insert(values.end(), {used.median.value, used.relative_spread,
                                      static_cast<double>(used.num_samples),
@@ -309,9 +311,19 @@ void measured_roofline(Profile& profile, Precision precision) {
     if (bandwidth > 0) profile.roofline.memory_bandwidth = {bandwidth};
 }
 
+/// The pace that a profile's times are of: that of the one which is gone on with, else the median.
+Seconds pace_of(const Profile& known, const std::vector<Row>& rows) {
+    if (const auto pace = machine_pace(known)) return *pace;
+    std::vector<double> paces;
+    for (const Row& row : rows)
+        for (const Seconds pace : row.time.pace) paces.push_back(pace.value);
+    return summarise(std::move(paces)).median;
+}
+
 Profile assemble(const Backend& backend, const Communicator& ranks, const std::vector<Row>& rows,
                  const Profile& known, const CacheState& caches,
                  const std::vector<double>& reference) {
+    const Seconds pace = pace_of(known, rows);
     Profile profile = known;
     const DeviceFacts& facts = *backend.facts;
     profile.name = backend.device == Device::cpu ? "localhost" : facts.name;
@@ -328,6 +340,7 @@ Profile assemble(const Backend& backend, const Communicator& ranks, const std::v
     profile.conditions["cache_state"] =
         caches.far ? "last written tensor where it lies, the rest out of every cache"
                    : "out of the core's own caches";
+    if (pace.value > 0) profile.conditions[kMachinePace] = exact_text(pace.value);
     if (reference.size() > 1) {
         const Measured drift = summarise(reference);
         const auto [low, high] = std::minmax_element(reference.begin(), reference.end());
@@ -341,7 +354,7 @@ Profile assemble(const Backend& backend, const Communicator& ranks, const std::v
     profile.roofline.memory_efficiency = 0.5;
     profile.host_overlap = backend.device == Device::cpu ? 0 : 1;
     for (KernelCurve& curve :
-         curves_of(rows, Precision::fp32, "measured on this machine, see conditions")) {
+         curves_of(rows, Precision::fp32, "measured on this machine, see conditions", pace)) {
         const auto same = std::find_if(
             profile.kernels.begin(), profile.kernels.end(), [&](const KernelCurve& other) {
                 return other.kernel == curve.kernel && other.precision == curve.precision &&
@@ -402,6 +415,10 @@ Profile measure_kernels(const Backend& backend, const Communicator& ranks,
     std::vector<double> drift;
     std::vector<Row> rows;
     auto last_kept = begin;
+    // A GPU is nobody else's.
+    std::optional<MachinePace> machine;
+    if (backend.device == Device::cpu) machine.emplace(backend, ranks, options.seed);
+    Seconds before = machine ? machine->now() : Seconds{};
     std::size_t timed = 0;
     // False: the time is up, or we were told to stop.
     const auto time_row = [&](Row& row, double until) {
@@ -414,6 +431,11 @@ Profile measure_kernels(const Backend& backend, const Communicator& ranks,
             drift.push_back(summarise(series).median.value);
         }
         visit(backend, ranks, row.point, options, watch, forget, caches.far, row.time);
+        if (machine) {
+            const Seconds after = machine->now();
+            if (row.time.supported) row.time.pace.push_back((before + after) * 0.5);
+            before = after;
+        }
         if (ranks.rank() != 0) return true;
         if (options.progress)
             options.progress(std::min(1.0, since(begin) / options.budget.value), row.point.kernel);

@@ -6,7 +6,6 @@
 #include <cstring>
 
 #include "profiler/measure.hpp"
-#include "profiler/measure_points.hpp"
 
 namespace moeplan {
 namespace {
@@ -114,34 +113,17 @@ StretchCurve stretches_of(const std::vector<std::vector<double>>& pieces, Second
 }
 
 StretchTimer::StretchTimer(const Backend& backend, const Communicator& ranks, Seed seed)
-    : backend_(backend), ranks_(ranks), seed_(seed) {}
+    : ranks_(ranks), seed_(seed), pace_(backend, ranks, seed) {}
 
 void StretchTimer::go_on(Seconds time) {
-    const KernelPoint product = gemm_point("gemm", 256, 256, 256);
-    const PreparedKernel kernel(backend_, product.row, product.problem, seed_);
-    // Far more than a core's own caches, walked over in turn: memory and what ranks share of it are
-    // at work as they are in a step.
-    constexpr std::size_t kArena = std::size_t{32} << 20, kCopied = std::size_t{256} << 10;
-    void *from = nullptr, *to = nullptr;
-    check(backend_.allocate(kArena, &from), "allocate");
-    check(backend_.allocate(kArena, &to), "allocate");
-    check(backend_.set_zero(from, kArena, nullptr), "set_zero");
-    check(backend_.set_zero(to, kArena, nullptr), "set_zero");
     if (ranks_.size() > 1) ranks_.barrier();
     const auto begin = Clock::now();
-    auto last = begin;
-    for (std::size_t at = 0; last - begin < std::chrono::duration<double>(time.value);
-         at = (at + kCopied) % kArena) {
-        check(kernel.run(nullptr), "gemm");
-        check(backend_.copy(static_cast<char*>(to) + at, static_cast<char*>(from) + at, kCopied,
-                            nullptr),
-              "copy");
+    for (auto last = begin; last - begin < std::chrono::duration<double>(time.value);) {
+        pace_.piece();
         const auto now = Clock::now();
         pieces_.push_back(std::chrono::duration<double>(now - last).count());
         last = now;
     }
-    backend_.release(from);
-    backend_.release(to);
 }
 
 StretchCurve StretchTimer::curve(Seconds window) const {

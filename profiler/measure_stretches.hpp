@@ -6,12 +6,13 @@
 #include "core/seed.hpp"
 #include "kernels/backend.hpp"
 #include "kernels/communicator.hpp"
+#include "kernels/machine_pace.hpp"
 #include "profiler/profile.hpp"
 
 namespace moeplan {
 
-/// The same short piece of work (a product of 256³ and a copy out of the caches) again and again,
-/// on all ranks at once and without waiting for one another.
+/// The piece of `MachinePace` again and again, on all ranks at once and without waiting for one
+/// another.
 class StretchTimer {
   public:
     StretchTimer(const Backend&, const Communicator&, Seed);
@@ -22,9 +23,9 @@ class StretchTimer {
     StretchCurve curve(Seconds window = {0.1}) const;
 
   private:
-    const Backend& backend_;
     const Communicator& ranks_;
     Seed seed_;  ///< of the places where stretches are taken
+    MachinePace pace_;
     std::vector<double> pieces_;
 };
 

@@ -207,6 +207,10 @@ std::optional<PricedTime> link_time(const Profile&, std::string_view collective,
 /// `Profile::stretches`, linear in the logarithms of stretch and ranks, the edge's value beyond an
 /// edge; 1 if nothing was measured.
 double slowest_of(const Profile&, Seconds stretch, int num_ranks);
+/// Seconds of a reference piece (kernels/machine_pace.hpp) on the machine that the times were
+/// measured on, meanwhile; empty: not known.
+std::optional<Seconds> machine_pace(const Profile&);
+inline constexpr const char* kMachinePace = "machine_pace_s";  ///< its key in `conditions`
 /// Likewise the median of such a stretch on one rank: the time of a kernel that was measured so
 /// long is this much above the undisturbed one.
 double typical_of(const Profile&, Seconds stretch);

@@ -1,6 +1,7 @@
 /// Stretches of work on the slowest of several ranks, as a profile knows them.
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 
 #include "profiler/curve_index.hpp"
@@ -45,6 +46,17 @@ double typical_of(const Profile& profile, Seconds stretch) {
     const Place length = place_on(grid.log_stretch, std::log(stretch.value));
     return grid.typical[length.below] +
            length.share * (grid.typical[length.above] - grid.typical[length.below]);
+}
+
+std::optional<Seconds> machine_pace(const Profile& profile) {
+    const auto found = profile.conditions.find(kMachinePace);
+    if (found == profile.conditions.end()) return std::nullopt;
+    const std::string& text = found->second;
+    double seconds = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
+    if (error != std::errc() || end != text.data() + text.size() || !(seconds > 0) || seconds > 1)
+        return std::nullopt;
+    return Seconds{seconds};
 }
 
 }  // namespace moeplan

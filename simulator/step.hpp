@@ -137,6 +137,8 @@ struct StepReport {
     std::vector<std::string> assumptions,
         folded;  ///< what was taken for granted; what was simulated once for many
     std::optional<double> relative_spread;  ///< of step_time; measured runs only
+    std::optional<double> machine_pace;  ///< seconds of a reference piece (kernels/machine_pace.hpp)
+                                         ///< around the steps; measured runs on a CPU only
     BasisShare basis;
     Provenance made;
     std::vector<TimelineBar> timeline;

@@ -16,6 +16,7 @@ void for_each_field(Report& report, Visit&& visit) {
     visit("interval_s", report.interval);
     visit("routing_interval_s", report.routing_interval);
     visit("relative_spread", report.relative_spread);
+    visit("machine_pace_s", report.machine_pace);
     visit("exposed", report.exposed);
     visit("busy", report.busy);
     visit("tokens_per_second", report.tokens_per_second);

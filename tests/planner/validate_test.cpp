@@ -195,5 +195,17 @@ TEST(Shrink, OneRankHasNoDispatchBetweenRanksAndSaysSo) {
     EXPECT_THAT(alone.unchecked, ::testing::Contains("dispatch and combine between ranks"));
 }
 
+TEST(PaceShift, TellsHowMuchSlowerAPieceWasAroundTheStepsThanInTheProfile) {
+    Profile profile;
+    StepReport measured = report_of(1_s);
+    measured.machine_pace = 3e-4;
+    EXPECT_FALSE(pace_shift(profile, measured));
+    profile.conditions[kMachinePace] = "0.0002";
+    const std::optional<PaceShift> shift = pace_shift(profile, measured);
+    ASSERT_TRUE(shift);
+    EXPECT_DOUBLE_EQ(shift->slower(), 1.5);  // 0.3 ms over 0.2 ms
+    EXPECT_FALSE(pace_shift(profile, report_of(1_s)));
+}
+
 }  // namespace
 }  // namespace moeplan

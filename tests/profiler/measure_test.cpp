@@ -6,6 +6,7 @@
 #include <set>
 #include <tuple>
 
+#include "kernels/machine_pace.hpp"
 #include "model/kernel_work.hpp"
 #include "profiler/measure_kernels.hpp"
 #include "profiler/measure_links.hpp"
@@ -34,6 +35,33 @@ TEST(Together, LeavesASlowSpellOverOneOfThreeVisitsOut) {
     const Measured one = together({{{2.0}, 0.05, 7}});
     EXPECT_DOUBLE_EQ(one.median.value, 2);
     EXPECT_DOUBLE_EQ(one.relative_spread, 0.05);
+}
+
+TEST(AtPace, AVisitWhileTheMachineWasSlowCountsAsIfItHadNotBeen) {
+    // a piece takes 2 ms in place of 1 in the second visit: 2.2 · 1/2 = 1.1
+    const std::vector<Measured> visits = {{{1.0}, 0.01, 7}, {{2.2}, 0.01, 7}};
+    const std::vector<Measured> evened = at_pace(visits, {{1e-3}, {2e-3}}, {1e-3});
+    EXPECT_DOUBLE_EQ(evened[0].median.value, 1.0);
+    EXPECT_DOUBLE_EQ(evened[1].median.value, 1.1);
+    EXPECT_DOUBLE_EQ(at_pace(visits, {}, {1e-3})[1].median.value, 2.2);
+}
+
+TEST(MachinePaceOfAProfile, IsItsConditionIfThatIsATime) {
+    Profile profile;
+    EXPECT_FALSE(machine_pace(profile));
+    profile.conditions[kMachinePace] = "0.00025";
+    EXPECT_DOUBLE_EQ(machine_pace(profile).value().value, 2.5e-4);
+    for (const char* none : {"", "fast", "0", "-1", "1e9", "nan", "0.1 s"}) {
+        profile.conditions[kMachinePace] = none;
+        EXPECT_FALSE(machine_pace(profile)) << none;
+    }
+}
+
+TEST(MachinePace, TimesAPieceOfItsOwn) {
+    MachinePace pace(backend_for(Device::cpu), Communicator());
+    const double piece = pace.now().value;
+    EXPECT_GT(piece, 2.0 * 256 * 256 * 256 / 1e13);  // no core does 10 TFlop/s
+    EXPECT_LT(piece, 1);
 }
 
 TEST(Settled, NeedsItsLeastSamplesEvenIfTheyAgree) {

@@ -58,6 +58,8 @@ void expect_whole(const StepReport& report, int ranks, int micro_batches) {
     EXPECT_EQ(report.peak_memory.size(), static_cast<std::size_t>(ranks));
     EXPECT_EQ(report.load_imbalance.size(), 2u);  // MoE layers
     for (const double imbalance : report.load_imbalance) EXPECT_GE(imbalance, 1);
+    ASSERT_TRUE(report.machine_pace);
+    EXPECT_GT(*report.machine_pace, 0);
     ASSERT_TRUE(report.relative_spread);
     EXPECT_GE(*report.relative_spread, 0);
     EXPECT_GT(report.mfu, 0);

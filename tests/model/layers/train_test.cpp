@@ -103,6 +103,25 @@ TEST(Checkpoint, ResumesBitForBit) {
     }
 }
 
+/// Asked once before the first step and once after each; a step's is the mean of both sides: with
+/// answers 1, 2, 3 … s, 1.5, 2.5 and 3.5 s. What the steps compute does not change.
+TEST(Train, TheMachinesPaceStandsInEachRecordIfItIsAskedFor) {
+    TrainOptions options = small_run(named_model("top_k"), 3);
+    int asked = 0;
+    TrainCallbacks with_pace;
+    with_pace.machine_pace = [&] { return Seconds{static_cast<double>(++asked)}; };
+    Communicator alone;
+    const TrainResult paced = train(options, alone, with_pace), plain = train(options, alone);
+    ASSERT_EQ(paced.steps.size(), 3u);
+    for (int i = 0; i < 3; ++i) {
+        ASSERT_TRUE(paced.steps[i].machine_pace);
+        EXPECT_DOUBLE_EQ(paced.steps[i].machine_pace->value, i + 1.5);
+        EXPECT_EQ(to_json(paced.steps[i])["machine_pace_s"], i + 1.5);
+        EXPECT_FALSE(to_json(plain.steps[i]).contains("machine_pace_s"));
+    }
+    EXPECT_EQ(losses(paced), losses(plain));
+}
+
 TEST(Checkpoint, TruncatedAndForeignOnesAreRefused) {
     Folder folder;
     TrainOptions options = small_run(named_model("top_k"), 2);
