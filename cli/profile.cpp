@@ -94,12 +94,14 @@ void measure(const Words& words, const std::string& file) {
     const Profile known =
         words.again && std::filesystem::exists(words.known) ? load_profile(words.known) : Profile{};
     // in three parts: before, between and after what else is measured
-    StretchTimer stretches(backend, ranks, {words.seed});
+    std::optional<StretchTimer> stretches;
     const Seconds part{std::clamp(words.seconds / 20, 0.2, 3.0) / 3};
-    const bool with_stretches = ranks.size() > 1 && backend.device == Device::cpu;
-    if (with_stretches) stretches.go_on(part);
+    if (ranks.size() > 1 && backend.device == Device::cpu) {
+        stretches.emplace(backend, ranks, Seed{words.seed});
+        stretches->go_on(part);
+    }
     Profile profile = measure_kernels(backend, ranks, points_of(words), options, known);
-    if (with_stretches) stretches.go_on(part);
+    if (stretches) stretches->go_on(part);
     if (links) {
         LinkOptions link_options;
         link_options.budget = {words.seconds / 6};
@@ -116,9 +118,9 @@ void measure(const Words& words, const std::string& file) {
             profile.links.push_back(curve);
         }
     }
-    if (with_stretches && !(ranks.all_reduce_max(told_to_stop() ? 1 : 0) > 0)) {
-        stretches.go_on(part);
-        StretchCurve curve = stretches.curve();
+    if (stretches && !(ranks.all_reduce_max(told_to_stop() ? 1 : 0) > 0)) {
+        stretches->go_on(part);
+        StretchCurve curve = stretches->curve();
         if (!curve.rows.empty()) profile.stretches = std::move(curve);
     }
     if (ranks.rank() == 0) {

@@ -269,6 +269,7 @@ std::vector<KernelCurve> curves_of(const std::vector<Row>& rows, Precision preci
                                    const std::string& source, Seconds pace) {
     std::map<std::string, KernelCurve> curves;
     for (const Row& row : rows) {
+        if (row.time.cold.empty()) continue;  // the device does not have it
         KernelCurve& curve = curves[row.point.kernel];
         if (curve.columns.empty()) {
             curve.kernel = row.point.kernel;
@@ -384,103 +385,145 @@ bool knows(const Profile& profile, const KernelPoint& point) {
     return false;
 }
 
-}  // namespace
-
-Profile measure_kernels(const Backend& backend, const Communicator& ranks,
-                        const std::vector<KernelPoint>& points, const MeasureOptions& options,
-                        const Profile& known) {
-    const auto begin = Clock::now();
-    Stopwatch watch(backend);
-    const Forget forget(backend);
-    constexpr int kVisitsAgain = 2;
-    const CacheState caches = cache_state(backend, ranks, options.working_set);
-
-    // What the step really has comes first, each part in random order, so that a slow drift of the
-    // machine becomes noise and no slope.
+/// What is not known yet. What the step really has comes first, each part in random order, so that a
+/// slow drift of the machine becomes noise and no slope.
+std::vector<KernelPoint> in_order(const std::vector<KernelPoint>& points, const Profile& known,
+                                  Seed seed) {
     std::vector<KernelPoint> order;
     for (const KernelPoint& point : points)
         if (!knows(known, point)) order.push_back(point);
     std::sort(order.begin(), order.end());
     for (std::size_t i = order.size(); i > 1; --i)
-        std::swap(order[i - 1], order[draw(options.seed, "order", i) % i]);
+        std::swap(order[i - 1], order[draw(seed, "order", i) % i]);
     std::stable_sort(order.begin(), order.end(), [](const KernelPoint& a, const KernelPoint& b) {
         return a.importance < b.importance;
     });
+    return order;
+}
 
-    const KernelPoint reference = gemm_point("gemm", 256, 256, 256);
-    const PreparedKernel reference_kernel(backend, reference.row, reference.problem, options.seed);
-    // Clocks, caches and the libraries' first calls: none of that is drift.
-    const double warm_up = std::min(0.1, options.budget.value / 10);
-    for (const auto start = Clock::now(); since(start) < warm_up;) watch.time(reference_kernel);
-    std::vector<double> drift;
-    std::vector<Row> rows;
-    auto last_kept = begin;
-    // A GPU is nobody else's.
-    std::optional<MachinePace> machine;
-    if (backend.device == Device::cpu) machine.emplace(backend, ranks, options.seed);
-    Seconds before = machine ? machine->now() : Seconds{};
-    std::size_t timed = 0;
-    // False: the time is up, or we were told to stop.
-    const auto time_row = [&](Row& row, double until) {
+/// One run of measurements. All ranks take the same branches: whatever a clock decides, they agree
+/// on.
+class KernelRun {
+  public:
+    KernelRun(const Backend& backend, const Communicator& ranks,
+              const std::vector<KernelPoint>& points, const MeasureOptions& options,
+              const Profile& known)
+        : backend_(backend),
+          ranks_(ranks),
+          options_(options),
+          known_(known),
+          watch_(backend),
+          forget_(backend),
+          caches_(cache_state(backend, ranks, options.working_set)),
+          order_(in_order(points, known, options.seed)),
+          reference_(backend, "gemm", gemm_point("gemm", 256, 256, 256).problem, options.seed) {
+        // Clocks, caches and the libraries' first calls: none of that is drift.
+        const double warm_up = std::min(0.1, options.budget.value / 10);
+        for (const auto start = Clock::now(); since(start) < warm_up;) watch_.time(reference_);
+        if (backend.device != Device::cpu) return;  // a GPU is nobody else's
+        machine_.emplace(backend, ranks, options.seed);
+        pace_ = machine_->now();
+    }
+
+    /// A machine that others share has slow spells of seconds: the step's own shapes are visited
+    /// again in the middle of the run and at its end, if there is time for it, and refinements get
+    /// what that leaves.
+    Profile go() {
+        constexpr int kVisitsAgain = 2;
+        constexpr double kOfFirstVisit = 0.6;  // no time back to back
+        const auto essential = static_cast<std::size_t>(
+            std::find_if(order_.begin(), order_.end(),
+                         [](const KernelPoint& point) { return point.importance > 0; }) -
+            order_.begin());
+        const double budget = options_.budget.value, from = since(begin_);
+        std::size_t next = time_new(0, essential, budget);
+        if (next == essential) {
+            const std::size_t own = rows_.size();
+            const double spent = of_slowest(since(begin_)),
+                         again = kOfFirstVisit * of_slowest(spent - from);
+            const int visits = own > 0 ? static_cast<int>(std::clamp((budget - spent) / again, 0.0,
+                                                                     double(kVisitsAgain)))
+                                       : 0;
+            const double refining = (budget - spent - visits * again) / std::max(1, visits);
+            for (int v = 0; v < visits; ++v) {
+                next = time_new(next, order_.size(), spent + (v + 1) * refining + v * again);
+                for (std::size_t i = 0; i < own && time_row(rows_[i], budget);) ++i;
+            }
+            time_new(next, order_.size(), budget);
+        }
+        return ranks_.rank() == 0 ? so_far() : Profile{};
+    }
+
+  private:
+    double of_slowest(double mine) const {
+        return ranks_.size() > 1 ? ranks_.all_reduce_max(mine) : mine;
+    }
+    Profile so_far() const { return assemble(backend_, ranks_, rows_, known_, caches_, drift_); }
+
+    /// @return false: the time is up, or we were told to stop
+    bool time_row(Row& row, double until) {
         constexpr std::size_t kReferenceEvery = 20;
-        if (any_rank(ranks, (options.stop && options.stop->load()) || since(begin) > until))
+        if (any_rank(ranks_, (options_.stop && options_.stop->load()) || since(begin_) > until))
             return false;
-        if (timed++ % kReferenceEvery == 0) {
+        if (timed_++ % kReferenceEvery == 0) {
             std::vector<double> series;
-            for (int s = 0; s < 15; ++s) series.push_back(watch.time(reference_kernel));
-            drift.push_back(summarise(series).median.value);
+            for (int s = 0; s < 15; ++s) series.push_back(watch_.time(reference_));
+            drift_.push_back(summarise(series).median.value);
         }
-        visit(backend, ranks, row.point, options, watch, forget, caches.far, row.time);
-        if (machine) {
-            const Seconds after = machine->now();
-            if (row.time.supported) row.time.pace.push_back((before + after) * 0.5);
-            before = after;
+        visit(backend_, ranks_, row.point, options_, watch_, forget_, caches_.far, row.time);
+        if (machine_) {
+            const Seconds before = pace_;
+            pace_ = machine_->now();
+            if (row.time.supported) row.time.pace.push_back((before + pace_) * 0.5);
         }
-        if (ranks.rank() != 0) return true;
-        if (options.progress)
-            options.progress(std::min(1.0, since(begin) / options.budget.value), row.point.kernel);
-        if (options.keep && since(last_kept) > 2) {
-            options.keep(assemble(backend, ranks, rows, known, caches, drift));
-            last_kept = Clock::now();
+        if (ranks_.rank() != 0) return true;
+        if (options_.progress)
+            options_.progress(std::min(1.0, since(begin_) / options_.budget.value),
+                              row.point.kernel);
+        if (options_.keep && since(last_kept_) > 2) {
+            options_.keep(so_far());
+            last_kept_ = Clock::now();
         }
         return true;
-    };
-    const auto time_new = [&](std::size_t first, std::size_t last, double until) {
+    }
+
+    /// First visits to order[first … last). @return the first that the time did not allow
+    std::size_t time_new(std::size_t first, std::size_t last, double until) {
         for (std::size_t i = first; i < last; ++i) {
-            rows.push_back({order[i], {}});
-            if (!time_row(rows.back(), until)) {
-                rows.pop_back();
+            rows_.push_back({order_[i], {}});
+            if (!time_row(rows_.back(), until)) {
+                rows_.pop_back();
                 return i;
             }
-            if (!rows.back().time.supported) rows.pop_back();
+            if (!rows_.back().time.supported) rows_.pop_back();
         }
         return last;
-    };
-    const auto essential = static_cast<std::size_t>(
-        std::find_if(order.begin(), order.end(),
-                     [](const KernelPoint& point) { return point.importance > 0; }) -
-        order.begin());
-    const double budget = options.budget.value, from = since(begin);
-    std::size_t next = time_new(0, essential, budget);
-    const std::size_t own = next < essential ? 0 : rows.size();
-    // A machine that others share has slow spells of seconds: the step's own shapes are visited
-    // again in the middle of the run and at its end, if there is time for it, and refinements get
-    // what that leaves.
-    constexpr double kOfFirstVisit = 0.6;  // no time back to back
-    double spent = since(begin);
-    if (ranks.size() > 1) spent = ranks.all_reduce_max(spent);
-    const double again = kOfFirstVisit * (spent - from);
-    const int visits =
-        own > 0 ? std::clamp(static_cast<int>((budget - spent) / again), 0, kVisitsAgain) : 0;
-    const double refining = (budget - spent - visits * again) / std::max(1, visits);
-    for (int v = 0; v < visits; ++v) {
-        next = time_new(next, order.size(), spent + (v + 1) * refining + v * again);
-        for (std::size_t i = 0; i < own; ++i)
-            if (!time_row(rows[i], budget)) break;
     }
-    if (next >= essential) time_new(next, order.size(), budget);
-    if (ranks.rank() != 0) return {};
-    return assemble(backend, ranks, rows, known, caches, drift);
+
+    const Clock::time_point begin_ = Clock::now();
+    const Backend& backend_;
+    const Communicator& ranks_;
+    const MeasureOptions& options_;
+    const Profile& known_;
+    Stopwatch watch_;
+    const Forget forget_;
+    const CacheState caches_;
+    const std::vector<KernelPoint> order_;
+    const PreparedKernel reference_;
+    std::optional<MachinePace> machine_;
+    Seconds pace_;  ///< of the machine after what was timed last
+    std::vector<double> drift_;
+    std::vector<Row> rows_;
+    std::size_t timed_ = 0;
+    Clock::time_point last_kept_ = begin_;
+};
+
+}  // namespace
+
+Profile measure_kernels(const Backend& backend, const Communicator& ranks,
+                        const std::vector<KernelPoint>& points, const MeasureOptions& options,
+                        const Profile& known) {
+    return KernelRun(backend, ranks, points, options, known).go();
 }
 
 // ---- held-out points
