@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "cli/command.hpp"
+#include "cli/ranks.hpp"
 #include "planner/real_run.hpp"
 
 namespace moeplan::cli {
@@ -18,8 +19,10 @@ void add_measure(CLI::App& app, Run& run) {
     command->add_option("report", words->report)->required();
     command->callback([words, &run] {
         run = [words] {
-            measure_worker(words->job, words->report);
-            return kDone;
+            return on_every_rank(world_communicator(), [&] {
+                measure_worker(words->job, words->report);
+                return static_cast<int>(kDone);
+            });
         };
     });
 }

@@ -142,18 +142,8 @@ std::string plan_text(const Plan& plan, const StepCase& base) {
     return out;
 }
 
-std::string pace_text(const PaceShift& pace, Seconds predicted, Seconds measured) {
-    const Seconds at_it = predicted * pace.slower();
-    return fmt::format(
-        "The machine's pace: a reference piece took {} in the profile and {} around the steps "
-        "({:+.0f} %); at that pace {} are predicted ({:+.1f} %).\n",
-        to_text(pace.profiled), to_text(pace.measured), 100 * (pace.slower() - 1), to_text(at_it),
-        100 * (at_it.value / measured.value - 1));
-}
-
 std::string validation_text(const Validation& validation, const Shrunk& shrunk,
-                            const StepReport& predicted, const StepReport& measured,
-                            const std::optional<PaceShift>& pace) {
+                            const StepReport& measured, const std::optional<PaceShift>& pace) {
     std::string out = "Made smaller for this machine:\n";
     for (const std::string& change : shrunk.changes) out += "  " + change + "\n";
     Table table({"field", "predicted", "measured", "error", "tolerance", ""});
@@ -169,7 +159,12 @@ std::string validation_text(const Validation& validation, const Shrunk& shrunk,
     if (measured.relative_spread)
         out += fmt::format("Measured step time varied by {:.1f} %.\n",
                            100 * *measured.relative_spread);
-    if (pace) out += pace_text(*pace, predicted.step_time, measured.step_time);
+    if (pace)
+        out += fmt::format(
+            "The machine's pace: a reference piece took {} in the profile and {} around the steps "
+            "({:+.0f} %); at that pace {} are predicted ({:+.1f} %).\n",
+            to_text(pace->profiled), to_text(pace->measured), 100 * (pace->slower() - 1),
+            to_text(pace->predicted_step), 100 * pace->relative_error);
     out += "\nThis run checks:\n";
     for (const std::string& part : shrunk.checked) out += "  " + part + "\n";
     out += "It cannot check:\n";

@@ -11,7 +11,7 @@ namespace moeplan::cli {
 
 std::string plan_text(const Plan&, const StepCase& base);
 /// @param pace  of the machine then and now; empty: not known
-std::string validation_text(const Validation&, const Shrunk&, const StepReport& predicted,
-                            const StepReport& measured, const std::optional<PaceShift>& pace);
+std::string validation_text(const Validation&, const Shrunk&, const StepReport& measured,
+                            const std::optional<PaceShift>& pace);
 
 }  // namespace moeplan::cli

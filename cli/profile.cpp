@@ -10,6 +10,7 @@
 #include "cli/command.hpp"
 #include "cli/inputs.hpp"
 #include "cli/progress_bar.hpp"
+#include "cli/ranks.hpp"
 #include "cli/table.hpp"
 #include "core/child_process.hpp"
 #include "core/data_files.hpp"
@@ -333,8 +334,10 @@ void add_profile(CLI::App& app, Run& run) {
     worker->callback([worker_words, &run] {
         run = [worker_words] {
             worker_words->known = worker_words->out;
-            measure(*worker_words, worker_words->part);
-            return kDone;
+            return on_every_rank(world_communicator(), [&] {
+                measure(*worker_words, worker_words->part);
+                return static_cast<int>(kDone);
+            });
         };
     });
 }

@@ -269,16 +269,12 @@ void Quickstart::describe_validation() {
              " (" + fmt::format("{:+.1f} %", field.at("relative_error").get<double>() * 100) +
              ").");
     }
-    if (const auto pace = validation.find("machine_pace"); pace != validation.end()) {
-        const double at_it = pace->at("predicted_step_time_s").get<double>(),
-                     measured = validation.at("measured").at("step_time_s").get<double>();
+    if (const auto pace = validation.find("machine_pace"); pace != validation.end())
         said(fmt::format("  at the machine's pace of the run ({:+.0f} % of the profile's): predicted "
                          "{} ({:+.1f} %).",
-                         100 * (pace->at("measured_s").get<double>() /
-                                    pace->at("profile_s").get<double>() -
-                                1),
-                         to_text(Seconds{at_it}), 100 * (at_it / measured - 1)));
-    }
+                         100 * (pace->at("slower").get<double>() - 1),
+                         to_text(Seconds{pace->at("predicted_step_time_s").get<double>()}),
+                         100 * pace->at("relative_error").get<double>()));
 }
 
 /// Trains one of the three small models on all ranks and records the routing of the last quarter of

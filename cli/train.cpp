@@ -19,6 +19,7 @@
 
 #include "cli/command.hpp"
 #include "cli/inputs.hpp"
+#include "cli/ranks.hpp"
 #include "core/errors.hpp"
 #include "core/output_file.hpp"
 #include "core/quantity_text.hpp"
@@ -275,6 +276,8 @@ int run_training(Words& words, Communicator& world) {
     read_layout_of_run(words, options.model, world.size(), options);
     const DeviceName device = device_from("--device", words.device);
     options.device = device.device;
+    if (words.machine_pace && device.device != Device::cpu)
+        throw InputError("--machine-pace", "", words.device, "a CPU: a GPU is nobody else's");
     options.device_ordinal = gpu_of_rank(device, world.size());
     if (!words.gates.empty()) options.renormalise_gates = words.gates == "renormalised";
     options.optimizer.schedule = *from_name<LearningRate>(words.schedule);
@@ -336,7 +339,7 @@ int run_training(Words& words, Communicator& world) {
     if (world.size() > 1) uninterrupted.emplace(SIGUSR1);
     callbacks.stop = [] { return stop_signal() != 0; };
     std::optional<MachinePace> pace;
-    if (words.machine_pace && options.device == Device::cpu) {
+    if (words.machine_pace) {
         pace.emplace(backend_for(Device::cpu), world);
         callbacks.machine_pace = [&] { return pace->now(); };
     }
@@ -453,26 +456,11 @@ void add_train(CLI::App& app, Run& run) {
     sub->callback([&run] {
         run = [] {
             Communicator world = world_communicator();
-            if (world.size() == 1) {
-                try {
-                    return run_with_places(words, world);
-                } catch (const Diverged& error) {
-                    std::fprintf(stderr, "moeplan: %s\n", error.what());
-                    return static_cast<int>(kMachineLacks);
-                }
-            }
-            // What goes wrong on one rank ends all of them: the others would wait for it for ever.
             try {
-                return run_with_places(words, world);
-            } catch (const InputError& error) {
-                if (world.rank() == 0) std::fprintf(stderr, "moeplan: %s\n", error.what());
-                world.abort(kWrongInput);
-            } catch (const EnvironmentError& error) {
-                std::fprintf(stderr, "moeplan: rank %d: %s\n", world.rank(), error.what());
-                world.abort(kMachineLacks);
+                return on_every_rank(world, [&] { return run_with_places(words, world); });
             } catch (const Diverged& error) {
-                if (world.rank() == 0) std::fprintf(stderr, "moeplan: %s\n", error.what());
-                world.abort(kMachineLacks);
+                std::fprintf(stderr, "moeplan: %s\n", error.what());
+                return static_cast<int>(kMachineLacks);
             }
         };
     });

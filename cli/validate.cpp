@@ -97,12 +97,8 @@ int run(const Words& words) {
     answer["profile"] = {{"name", here.profile->name}, {"digest", here.profile->digest}};
     answer["fields"] = to_json(validation);
     answer["passed"] = validation.passed;
-    const std::optional<PaceShift> pace = pace_shift(*here.profile, measured);
-    if (pace)
-        answer["machine_pace"] = {
-            {"profile_s", pace->profiled.value},
-            {"measured_s", pace->measured.value},
-            {"predicted_step_time_s", predicted.step_time.value * pace->slower()}};
+    const std::optional<PaceShift> pace = pace_shift(*here.profile, predicted, measured);
+    if (pace) answer["machine_pace"] = to_json(*pace);
     answer["predicted"] = to_json(predicted);
     answer["measured"] = to_json(measured);
     answer["made"] = {
@@ -116,7 +112,7 @@ int run(const Words& words) {
         write_whole(words.output.html, page.html());
     }
     if (!words.output.quiet())
-        std::fputs(validation_text(validation, shrunk, predicted, measured, pace).c_str(), stdout);
+        std::fputs(validation_text(validation, shrunk, measured, pace).c_str(), stdout);
     return validation.passed ? kDone : kNo;
 }
 

@@ -107,13 +107,17 @@ int take_slot(std::array<std::atomic<T>, kSlots>& slots, T value) {
 
 void end_cleanly_when_told() { install(); }
 
-StopAwaited::StopAwaited(int also) {
+StopAwaited::StopAwaited(int also) : also_(also) {
     install();
-    if (also != 0) handle(also);
+    if (also_ != 0) {
+        sigaction(also_, nullptr, &before_);
+        handle(also_);
+    }
     ++awaiting;
 }
 StopAwaited::~StopAwaited() {
     --awaiting;
+    if (also_ != 0) sigaction(also_, &before_, nullptr);
     uninstall();
 }
 
@@ -162,7 +166,11 @@ ToldToo::~ToldToo() {
 }
 
 void belong_to_parent() {
-    for (const int signal : kSignals) ::signal(signal, SIG_DFL);
+    for (const int signal : kSignals) {
+        struct sigaction now {};
+        sigaction(signal, nullptr, &now);
+        if (now.sa_handler != SIG_IGN) ::signal(signal, SIG_DFL);
+    }
     prctl(PR_SET_PDEATHSIG, SIGKILL);
 }
 

@@ -26,6 +26,10 @@ class StopAwaited {
     StopAwaited(const StopAwaited&) = delete;
     StopAwaited& operator=(const StopAwaited&) = delete;
     ~StopAwaited();
+
+  private:
+    int also_;
+    struct sigaction before_ {};  ///< what `also_` did
 };
 
 /// While one lives, these signals do not interrupt this thread: another thread notes them, or

@@ -22,22 +22,18 @@ KernelProblem product_of_256() {
 
 MachinePace::MachinePace(const Backend& backend, const Communicator& ranks, Seed seed)
     : backend_(backend), ranks_(ranks), product_(backend, "gemm", product_of_256(), seed) {
-    for (void** arena : {&from_, &to_}) {
-        check(backend.allocate(kArena, arena), "allocate");
-        check(backend.set_zero(*arena, kArena, nullptr), "set_zero");
+    for (auto* arena : {&from_, &to_}) {
+        void* memory = nullptr;
+        check(backend.allocate(kArena, &memory), "allocate");
+        *arena = {static_cast<char*>(memory), [&backend](char* at) { backend.release(at); }};
+        check(backend.set_zero(memory, kArena, nullptr), "set_zero");
     }
     for (int warm_up = 0; warm_up < kPieces; ++warm_up) piece();
 }
 
-MachinePace::~MachinePace() {
-    for (void* arena : {from_, to_}) backend_.release(arena);
-}
-
 void MachinePace::piece() {
     check(product_.run(nullptr), "gemm");
-    check(backend_.copy(static_cast<char*>(to_) + at_, static_cast<char*>(from_) + at_, kCopied,
-                        nullptr),
-          "copy");
+    check(backend_.copy(to_.get() + at_, from_.get() + at_, kCopied, nullptr), "copy");
     at_ = (at_ + kCopied) % kArena;
 }
 

@@ -142,16 +142,19 @@ TrainResult train(const TrainOptions& options, Communicator& world,
         busy +=
             record.times.forward.value + record.times.backward.value + record.times.optimizer.value;
         const bool last = step + 1 == options.steps || result.stopped;
+        bool paused = false;
         if (options.held_out &&
             (last || (options.evaluate_every > 0 && (step + 1) % options.evaluate_every == 0))) {
             const Evaluation evaluation =
                 held_out_loss(run, *options.held_out, options.evaluate_sequences, {});
             record.held_out_loss = result.held_out_loss = evaluation.loss;
             result.held_out_by_domain = evaluation.by_domain;
+            paused = true;
         }
         if (!options.checkpoint.empty() &&
             (last || (options.checkpoint_every > 0 && (step + 1) % options.checkpoint_every == 0)))
-            save(step + 1);
+            save(step + 1), paused = true;
+        if (paused && callbacks.machine_pace) pace_before = callbacks.machine_pace();
         if (world.rank() == 0 && callbacks.on_step) callbacks.on_step(record);
         result.steps.push_back(std::move(record));
     }

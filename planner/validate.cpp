@@ -87,10 +87,26 @@ Validation validate(const StepReport& predicted, const StepReport& measured,
     return out;
 }
 
-std::optional<PaceShift> pace_shift(const Profile& profile, const StepReport& measured) {
+std::optional<PaceShift> pace_shift(const Profile& profile, const StepReport& predicted,
+                                    const StepReport& measured) {
     const std::optional<Seconds> profiled = machine_pace(profile);
-    if (!profiled || !measured.machine_pace || !(*measured.machine_pace > 0)) return std::nullopt;
-    return PaceShift{*profiled, Seconds{*measured.machine_pace}};
+    const auto ranks = profile.conditions.find("ranks_at_once");
+    if (!profiled || !measured.machine_pace || !(*measured.machine_pace > 0) ||
+        ranks == profile.conditions.end() ||
+        ranks->second != std::to_string(measured.peak_memory.size()))
+        return std::nullopt;
+    PaceShift out{*profiled, Seconds{*measured.machine_pace}, {}, 0};
+    out.predicted_step = predicted.step_time * out.slower();
+    out.relative_error = out.predicted_step.value / measured.step_time.value - 1;
+    return out;
+}
+
+Json to_json(const PaceShift& pace) {
+    return {{"profile_s", pace.profiled.value},
+            {"measured_s", pace.measured.value},
+            {"slower", pace.slower()},
+            {"predicted_step_time_s", pace.predicted_step.value},
+            {"relative_error", pace.relative_error}};
 }
 
 Json to_json(const Validation& validation) {

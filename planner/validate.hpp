@@ -35,13 +35,17 @@ Validation validate(const StepReport& predicted, const StepReport& measured,
                     const Tolerances& tolerances);
 
 /// A machine that others share does not stay as fast as it was while it was profiled: seconds of a
-/// reference piece then and around the measured steps.
+/// reference piece then and around the measured steps, and what is predicted at the latter.
 struct PaceShift {
     Seconds profiled, measured;
+    Seconds predicted_step;     ///< at the pace of the measured steps
+    double relative_error = 0;  ///< of that; judged is the prediction as it was
     double slower() const { return measured.value / profiled.value; }
 };
-/// Empty where one of the two does not know.
-std::optional<PaceShift> pace_shift(const Profile&, const StepReport& measured);
+/// Empty where one of the two does not know, or as many ranks did not run at once in both.
+std::optional<PaceShift> pace_shift(const Profile&, const StepReport& predicted,
+                                    const StepReport& measured);
+Json to_json(const PaceShift&);
 
 /// The numbers of a report by field name, in the order of its JSON.
 std::vector<std::pair<std::string, double>> numbers_of(const StepReport&);

@@ -31,6 +31,7 @@ Measured summarise(std::vector<double> seconds) {
 
 std::vector<Measured> at_pace(std::vector<Measured> visits, const std::vector<Seconds>& paces,
                               Seconds pace) {
+    if (!(pace.value > 0)) return visits;
     for (std::size_t v = 0; v < paces.size(); ++v)
         visits[v].median *= pace.value / paces[v].value;
     return visits;

@@ -17,6 +17,7 @@ struct Measured {
 Measured summarise(std::vector<double> seconds);
 /// What visits would have taken, had the machine gone at one pace in all of them.
 /// @param paces  [visits] of the machine in each; empty: not known, the visits stay
+/// @param pace   0: not known, the visits stay
 std::vector<Measured> at_pace(std::vector<Measured> visits, const std::vector<Seconds>& paces,
                               Seconds pace);
 /// The same work measured at several times: the median of its medians, which a slow spell of the

@@ -264,7 +264,7 @@ struct Row {
     TimedPoint time;
 };
 
-/// One curve a kernel. `median_s` is cold or warm, whichever the step sees.
+/// One curve a kernel, all at one pace. `median_s` is the cold time, which a step sees.
 std::vector<KernelCurve> curves_of(const std::vector<Row>& rows, Precision precision,
                                    const std::string& source, Seconds pace) {
     std::map<std::string, KernelCurve> curves;
@@ -283,9 +283,11 @@ std::vector<KernelCurve> curves_of(const std::vector<Row>& rows, Precision preci
         }
         const Measured used = together(at_pace(row.time.cold, row.time.pace, pace));
         std::vector<double> values = row.point.shape;
+        std::vector<Measured> warm = {row.time.warm};
+        if (!row.time.pace.empty()) warm = at_pace(warm, {row.time.pace.front()}, pace);
         values.insert(values.end(), {used.median.value, used.relative_spread,
                                      static_cast<double>(used.num_samples),
-                                     used.median.value, row.time.warm.median.value});
+                                     used.median.value, warm.front().median.value});
         curve.rows.push_back(std::move(values));
     }
     std::vector<KernelCurve> out;
@@ -312,9 +314,15 @@ void measured_roofline(Profile& profile, Precision precision) {
     if (bandwidth > 0) profile.roofline.memory_bandwidth = {bandwidth};
 }
 
-/// The pace that a profile's times are of: that of the one which is gone on with, else the median.
-Seconds pace_of(const Profile& known, const std::vector<Row>& rows) {
-    if (const auto pace = machine_pace(known)) return *pace;
+/// The pace that a profile's times are of: the median; of one that is gone on with, its own, if that
+/// is known and of as many ranks. 0: not known.
+Seconds pace_of(const Profile& known, const std::vector<Row>& rows, int num_ranks) {
+    if (!known.kernels.empty()) {
+        const auto ranks = known.conditions.find("ranks_at_once");
+        const bool as_many =
+            ranks != known.conditions.end() && ranks->second == std::to_string(num_ranks);
+        return as_many ? machine_pace(known).value_or(Seconds{}) : Seconds{};
+    }
     std::vector<double> paces;
     for (const Row& row : rows)
         for (const Seconds pace : row.time.pace) paces.push_back(pace.value);
@@ -324,7 +332,7 @@ Seconds pace_of(const Profile& known, const std::vector<Row>& rows) {
 Profile assemble(const Backend& backend, const Communicator& ranks, const std::vector<Row>& rows,
                  const Profile& known, const CacheState& caches,
                  const std::vector<double>& reference) {
-    const Seconds pace = pace_of(known, rows);
+    const Seconds pace = pace_of(known, rows, ranks.size());
     Profile profile = known;
     const DeviceFacts& facts = *backend.facts;
     profile.name = backend.device == Device::cpu ? "localhost" : facts.name;
@@ -341,6 +349,7 @@ Profile assemble(const Backend& backend, const Communicator& ranks, const std::v
     profile.conditions["cache_state"] =
         caches.far ? "last written tensor where it lies, the rest out of every cache"
                    : "out of the core's own caches";
+    profile.conditions.erase(kMachinePace);
     if (pace.value > 0) profile.conditions[kMachinePace] = exact_text(pace.value);
     if (reference.size() > 1) {
         const Measured drift = summarise(reference);
@@ -447,7 +456,8 @@ class KernelRun {
             const double refining = (budget - spent - visits * again) / std::max(1, visits);
             for (int v = 0; v < visits; ++v) {
                 next = time_new(next, order_.size(), spent + (v + 1) * refining + v * again);
-                for (std::size_t i = 0; i < own && time_row(rows_[i], budget);) ++i;
+                for (std::size_t i = 0; i < own; ++i)
+                    if (!time_row(rows_[i], budget)) break;
             }
             time_new(next, order_.size(), budget);
         }

@@ -61,10 +61,6 @@ double window_of(const std::vector<std::vector<double>>& ends, int num_ranks, st
     return sum;
 }
 
-}  // namespace
-
-namespace {
-
 /// Median of all stretches of this length on one rank, in the mean over the ranks.
 double typical(const std::vector<std::vector<double>>& ends, std::size_t length) {
     double sum = 0;
@@ -113,7 +109,9 @@ StretchCurve stretches_of(const std::vector<std::vector<double>>& pieces, Second
 }
 
 StretchTimer::StretchTimer(const Backend& backend, const Communicator& ranks, Seed seed)
-    : ranks_(ranks), seed_(seed), pace_(backend, ranks, seed) {}
+    : ranks_(ranks), seed_(seed), pace_(backend, ranks, seed) {
+    pieces_.reserve(std::size_t{1} << 16);  // what grows would count as a disturbance
+}
 
 void StretchTimer::go_on(Seconds time) {
     if (ranks_.size() > 1) ranks_.barrier();

@@ -19,7 +19,7 @@ namespace {
 /// Of a GPU's memory bandwidth: something is always left to kernels.
 constexpr double kMostTaken = 0.9;
 
-constexpr int kGpusAtSwitch = 2;  ///< HGX and DGX boards, A100 on
+constexpr int kGpusAtSwitch = 2;  ///< DGX-1 and -2, HGX and DGX boards since
 
 }  // namespace
 

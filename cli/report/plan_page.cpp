@@ -166,14 +166,12 @@ void add_validation_sections(Page& page, const JsonReader& validation) {
     page.section("Predicted beside measured");
     page.paragraph(validation.boolean_or("passed", false) ? "Every tolerance was kept."
                                                           : "A tolerance was missed.");
-    if (const auto pace = validation.find("machine_pace")) {
-        const double at_it = pace->at("predicted_step_time_s").number(0),
-                     slower = pace->at("measured_s").number(0) / pace->at("profile_s").number(1e-12);
+    if (const auto pace = validation.find("machine_pace"))
         page.paragraph(fmt::format(
-            "A reference piece of work took {:+.0f} % of its time in the profile around the steps; at "
-            "that pace of the machine {} are predicted a step.",
-            100 * (slower - 1), to_text(Seconds{at_it})));
-    }
+            "A reference piece of work took {:.2f} times as long around the steps as in the profile; "
+            "at that pace of the machine {} a step are predicted ({:+.1f} %).",
+            pace->at("slower").number(), to_text(Seconds{pace->at("predicted_step_time_s").number()}),
+            100 * pace->at("relative_error").number()));
     std::vector<std::vector<std::string>> rows;
     Chart chart;
     chart.kind = ChartKind::bars;

@@ -195,16 +195,24 @@ TEST(Shrink, OneRankHasNoDispatchBetweenRanksAndSaysSo) {
     EXPECT_THAT(alone.unchecked, ::testing::Contains("dispatch and combine between ranks"));
 }
 
-TEST(PaceShift, TellsHowMuchSlowerAPieceWasAroundTheStepsThanInTheProfile) {
+/// A piece took 0.2 ms in the profile, 0.3 ms around the steps: 1.5 times as long. 1.2 s predicted are
+/// 1.8 s at that pace, 0.9 of the 2 s that were measured.
+TEST(PaceShift, PredictsAtThePaceOfTheMeasuredSteps) {
     Profile profile;
-    StepReport measured = report_of(1_s);
+    profile.conditions["ranks_at_once"] = "2";
+    StepReport measured = report_of(2_s);  // of two ranks
     measured.machine_pace = 3e-4;
-    EXPECT_FALSE(pace_shift(profile, measured));
+    const StepReport predicted = report_of(1.2_s);
+    EXPECT_FALSE(pace_shift(profile, predicted, measured));
     profile.conditions[kMachinePace] = "0.0002";
-    const std::optional<PaceShift> shift = pace_shift(profile, measured);
+    const std::optional<PaceShift> shift = pace_shift(profile, predicted, measured);
     ASSERT_TRUE(shift);
-    EXPECT_DOUBLE_EQ(shift->slower(), 1.5);  // 0.3 ms over 0.2 ms
-    EXPECT_FALSE(pace_shift(profile, report_of(1_s)));
+    EXPECT_DOUBLE_EQ(shift->slower(), 1.5);
+    EXPECT_DOUBLE_EQ(shift->predicted_step.value, 1.8);
+    EXPECT_NEAR(shift->relative_error, -0.1, 1e-12);
+    EXPECT_FALSE(pace_shift(profile, predicted, report_of(1_s)));
+    profile.conditions["ranks_at_once"] = "4";  // pieces that others slowed
+    EXPECT_FALSE(pace_shift(profile, predicted, measured));
 }
 
 }  // namespace

@@ -57,11 +57,36 @@ TEST(MachinePaceOfAProfile, IsItsConditionIfThatIsATime) {
     }
 }
 
-TEST(MachinePace, TimesAPieceOfItsOwn) {
-    MachinePace pace(backend_for(Device::cpu), Communicator());
-    const double piece = pace.now().value;
-    EXPECT_GT(piece, 2.0 * 256 * 256 * 256 / 1e13);  // no core does 10 TFlop/s
-    EXPECT_LT(piece, 1);
+/// At most 10 TFlop/s and 1 TB/s of a core, at least 0.1 GFlop/s: 2·256³ operations and a copy of
+/// 256 KiB, read and written.
+TEST(MachinePace, APieceIsAProductAndACopy) {
+    const Communicator alone;
+    MachinePace pace(backend_for(Device::cpu), alone);
+    const double operations = 2.0 * 256 * 256 * 256, bytes = 2.0 * 256 * 1024,
+                 piece = pace.now().value;
+    EXPECT_GT(piece, operations / 1e13 + bytes / 1e12);
+    EXPECT_LT(piece, operations / 1e8);
+}
+
+/// New points of a profile without a pace, or of other ranks, stay as they were timed, and no pace is
+/// claimed for the whole.
+TEST(MeasureKernels, GoingOnKeepsThePaceOfTheProfileIfItIsTheSameMeasurement) {
+    const Backend& cpu = backend_for(Device::cpu);
+    const Communicator alone;
+    MeasureOptions options;
+    options.rule.longest = {0};
+    options.rule.least_samples = 3;
+    const std::vector<KernelPoint> both = {gemm_point("gemm", 16, 16, 16),
+                                           gemm_point("gemm", 32, 16, 16)};
+    const Profile begun = measure_kernels(cpu, alone, {both[0]}, options);
+    ASSERT_TRUE(machine_pace(begun));
+    const Profile done = measure_kernels(cpu, alone, both, options, begun);
+    EXPECT_EQ(done.conditions.at(kMachinePace), begun.conditions.at(kMachinePace));
+    Profile unknown = begun, of_others = begun;
+    unknown.conditions.erase(kMachinePace);
+    of_others.conditions["ranks_at_once"] = "2";
+    for (const Profile& known : {unknown, of_others})
+        EXPECT_FALSE(machine_pace(measure_kernels(cpu, alone, both, options, known)));
 }
 
 TEST(Settled, NeedsItsLeastSamplesEvenIfTheyAgree) {

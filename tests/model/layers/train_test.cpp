@@ -8,6 +8,8 @@
 #include <fstream>
 #include <sstream>
 
+#include <nlohmann/json.hpp>
+
 #include "core/errors.hpp"
 #include "tests/model/layers/small_models.hpp"
 #include "traces/routing_trace.hpp"
