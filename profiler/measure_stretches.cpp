@@ -33,6 +33,29 @@ std::vector<std::vector<double>> of_all_ranks(const Communicator& ranks,
     return out;
 }
 
+/// The same without what slowed all ranks alike: in each part as long as a window, the mean over the
+/// ranks of their median pieces becomes that of the whole series. Such spells make steps longer, but
+/// nobody waits in them, and ranks are drawn from different times.
+std::vector<std::vector<double>> evened(std::vector<std::vector<double>> pieces,
+                                        std::size_t in_window, std::size_t shortest, double piece) {
+    for (std::size_t first = 0; first < shortest; first += in_window) {
+        double local = 0;
+        for (const auto& series : pieces)
+            local += summarise({series.begin() + static_cast<std::ptrdiff_t>(first),
+                                series.begin() + static_cast<std::ptrdiff_t>(
+                                                     std::min(first + in_window, shortest))})
+                         .median.value;
+        const double scale = piece * static_cast<double>(pieces.size()) / local;
+        for (auto& series : pieces) {
+            // what one rank has beyond the shortest series goes with the last part
+            const bool last = first + in_window >= shortest;
+            const std::size_t end = last ? series.size() : first + in_window;
+            for (std::size_t i = first; i < end; ++i) series[i] *= scale;
+        }
+    }
+    return pieces;
+}
+
 /// Ends of the pieces of one rank: a stretch is a difference.
 std::vector<double> ends_of(const std::vector<double>& pieces) {
     std::vector<double> out(1, 0.0);
@@ -81,16 +104,17 @@ StretchCurve stretches_of(const std::vector<std::vector<double>>& pieces, Second
                      window,
                      {"num_ranks", "stretch_s", "slowest", "typical"},
                      {}};
-    std::vector<std::vector<double>> ends;
     std::size_t shortest = pieces.empty() ? 0 : pieces.front().size();
-    for (const auto& series : pieces) {
-        ends.push_back(ends_of(series));
-        shortest = std::min(shortest, series.size());
-    }
+    for (const auto& series : pieces) shortest = std::min(shortest, series.size());
     if (shortest == 0) return out;
+    std::vector<std::vector<double>> ends;
+    for (const auto& series : pieces) ends.push_back(ends_of(series));
     const double piece = typical(ends, 1);
     const auto in_window =
         std::max<std::size_t>(1, static_cast<std::size_t>(std::llround(window.value / piece)));
+    ends.clear();
+    for (const auto& series : evened(pieces, in_window, shortest, piece))
+        ends.push_back(ends_of(series));
     for (std::size_t length = 1; length <= in_window && length <= shortest; length *= 2) {
         const std::size_t count = std::max<std::size_t>(1, std::min(in_window, shortest) / length);
         const double undisturbed = piece * static_cast<double>(length);

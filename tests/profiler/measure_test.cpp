@@ -126,6 +126,17 @@ TEST(StretchesOf, SteadyRanksWaitForNobody) {
     for (const auto& row : curve.rows) EXPECT_NEAR(row[2], 1, 1e-9);
 }
 
+/// 300 pieces of 1 ms, then 100 of 2 ms on both ranks: their windows of 0.1 s, 100 pieces, are each
+/// even in themselves.
+TEST(StretchesOf, ASpellThatSlowsAllRanksAlikeMakesNobodyWait) {
+    std::vector<double> series(300, 1e-3);
+    series.insert(series.end(), 100, 2e-3);
+    const StretchCurve curve = stretches_of({series, series}, {0.1}, {1});
+    for (const auto& row : curve.rows)
+        EXPECT_NEAR(row[2], 1, 1e-9) << row[0] << " ranks, stretches of " << row[1] << " s";
+    EXPECT_FALSE(curve.rows.empty());
+}
+
 TEST(StretchesOf, AnInterruptionOfEitherRankDelaysBothTheMoreTheOftenerTheyMeet) {
     // A piece of 1 ms, every tenth interrupted for 10 ms: 100 pieces take 200 ms on one rank. Two
     // that meet after every piece lose each other's interruptions too, 300 ms, unless they fall
