@@ -33,9 +33,8 @@ class StopAwaited {
 };
 
 /// While one lives, these signals do not interrupt this thread: another thread notes them, or
-/// `stop_signal()` finds them waiting. For ranks of a job: MPI's copies between processes are not
-/// whole if a signal interrupts them (Open MPI 4.1, shared memory by process_vm_readv: ranks that
-/// were told in the middle of a step went on with damaged heaps in half of the tries).
+/// `stop_signal()` finds them waiting. For ranks of a job, which an interrupted exchange must not
+/// leave apart. (Damaged heaps had another cause: core/stop_signal.cpp, `own_stack`.)
 class UninterruptedThread {
   public:
     explicit UninterruptedThread(int also = 0);
